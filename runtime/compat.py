@@ -120,7 +120,7 @@ def fused_adam(options: Mapping[str, Any], count: Tensor) -> Callable[[Tensor, T
     largest of those, all to be updated in place; between them the gradient, of the same dtype, which is left as it is.
 
     Args:
-        options: of the group.
+        options: options of the optimizer group.
         count: fp32, of the steps, this one among them.
     """
     kernel: Any = torch._fused_adamw_ if options["decoupled_weight_decay"] else torch._fused_adam_  # pyright: ignore
@@ -163,7 +163,7 @@ class AttentionChoice(NamedTuple):
     """What `scaled_dot_product_attention` chooses its kernel by; noted in less than a microsecond.
 
     Attributes:
-        allowed: of each kernel, in an order of this process.
+        allowed: flag of each attention kernel, whether it may be chosen; the order is fixed within this process.
         order: all kernels by number, the preferred first.
     """
 

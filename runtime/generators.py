@@ -23,10 +23,10 @@ class HostGenerators:
     """States at one moment.
 
     Attributes:
-        python: of the module `random`, as its `getstate` returns it.
-        numpy: of `numpy.random`'s global generator, as its `get_state(legacy=False)` returns it; None where numpy was
-            not loaded.
-        torch: of torch's default generator on the CPU, uint8.
+        python: state of the module `random`, as its `getstate` returns it.
+        numpy: state of `numpy.random`'s global generator, as its `get_state(legacy=False)` returns it; None where numpy
+            was not loaded.
+        torch: state of torch's default generator on the CPU, uint8.
     """
 
     python: tuple[Any, ...]

@@ -2,10 +2,10 @@
 
 [Note: late compiler] The first optimizer of a process imports the compiler to be hidden from it: 1.4 s of a core and
 155 MiB a rank, for nothing where nothing is compiled. Until the compiler is imported there is nothing to hide from. So
-`postpone_compiler` has torch's optimizers run as they are, and `Uncompiled` does so with functions of ours. A finder on
-`sys.meta_path` sees the import of the compiler, by whomever: before it, torch's functions are made what they were;
-after it, each `Uncompiled` is hidden, as it would have been at once. So a compiler finds what it finds without this
-module. What belongs to torch, and what happens where this torch is not known, stands in compat.
+`postpone_compiler` has torch's optimizers run as they are, and `UncompiledFunction` does so with functions of ours. A
+finder on `sys.meta_path` sees the import of the compiler, by whomever: before it, torch's functions are made what they
+were; after it, each `UncompiledFunction` is hidden, as it would have been at once. So a compiler finds what it finds
+without this module. What belongs to torch, and what happens where this torch is not known, stands in compat.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def postpone_compiler() -> None:
             arrival.before.append(restore)
 
 
-class Uncompiled(partial[Any]):
+class UncompiledFunction(partial[Any]):
     """A function that compilers do not look into, as `torch.compiler.disable` makes it, without importing a compiler.
 
     A partial function, for compilers see the function in it, which is marked, where they would look into a `__call__`;
     and it is called without Python of its own.
 
     Args:
-        function: what is called.
+        function: function to call, which compilers do not look into.
     """
 
     __slots__ = ()
@@ -84,13 +84,13 @@ class _Arrival:
     """Finds the compiler as it is found without it, and does what is to be done before and after its import, once.
 
     Attributes:
-        before: what is called first.
-        uncompiled: what is hidden from the compiler once it is there.
+        before: functions to call before the compiler is imported, each once.
+        uncompiled: functions to hide from the compiler once it is imported.
     """
 
     def __init__(self) -> None:
         self.before: list[Callable[[], None]] = []
-        self.uncompiled: WeakSet[Uncompiled] = WeakSet()
+        self.uncompiled: WeakSet[UncompiledFunction] = WeakSet()
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
         """Returns the compiler's spec, whose loader tells; None for every other module."""

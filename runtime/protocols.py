@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from .layout.unit_layout import UnitLayout
+
+#: Phase between calls of the engine: the script loads data, computes its loss or does what the engine does not see.
+SCRIPT_PHASE = "script"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +19,8 @@ class Window:
 
     Attributes:
         grad: flat, as long as the longest range.
-        master: likewise; None where masters have that dtype themselves.
+        master: flat memory for masters, as long as the longest range; None where masters already have the optimizer's
+            dtype.
     """
 
     grad: Tensor
@@ -64,7 +68,7 @@ class StateEntry:
     Attributes:
         name: qualified name of the tensor it is a piece of.
         role: `param`, `buffer`, or the name of an optimizer state (`exp_avg`).
-        shape: of the whole tensor.
+        shape: shape of the whole tensor.
         start: first row-major element of the tensor that the piece holds.
         stop: one past the last.
         tensor: flat view of the piece, stop - start elements; loading writes into it.
@@ -85,9 +89,9 @@ class FileStretch:
     """Bytes of an open file.
 
     Attributes:
-        descriptor: of the file.
+        descriptor: descriptor of the file.
         at: byte at which they begin.
-        nbytes: how many.
+        nbytes: number of bytes in the stretch.
     """
 
     descriptor: int
@@ -104,4 +108,20 @@ class ChangeFence(Protocol):
 
     def wait_all(self) -> None:
         """Returns when any state may change."""
+        ...
+
+
+class Scheduler(Protocol):
+    """What the engine asks of a learning-rate schedule: torch's, ours or the script's."""
+
+    def step(self) -> None:
+        """Counts one applied update."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns its state, for a checkpoint."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over state from a checkpoint."""
         ...

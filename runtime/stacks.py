@@ -27,7 +27,7 @@ class Stack:
     """The blocks of one stack, in order.
 
     Attributes:
-        name: of the module that holds them.
+        name: qualified name of the module that holds the blocks.
         blocks: (qualified name, module).
     """
 
@@ -70,7 +70,7 @@ def find_stacks(module: nn.Module, *, skip: Callable[[nn.Module], bool], name: s
     Args:
         module: the model.
         skip: modules that are not looked into.
-        name: of `module`.
+        name: qualified name of `module`; empty for the whole model.
     """
     if skip(module):
         return []

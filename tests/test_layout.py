@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import tarfile
@@ -32,6 +33,22 @@ def test_each_half_is_linked_into_the_package(half: str) -> None:
 def test_every_folder_of_code_is_a_package(half: str) -> None:
     folders = {path.parent for path in (ROOT / half).rglob("*.py")}
     assert [folder for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
+
+
+@pytest.mark.parametrize("top", ["launcher", "runtime", "src/dsrun"])
+def test_a_package_is_seen_at_a_glance(top: str) -> None:
+    """A dozen modules, fifteen at most; but for one a verb and one a section of the config."""
+    tables = {ROOT / "launcher" / "commands", ROOT / "src" / "dsrun" / "config" / "sections"}
+    folders = {path.parent for path in (ROOT / top).rglob("*.py")} - tables
+    sizes = {folder: len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) for folder in folders}
+    assert {str(folder): size for folder, size in sizes.items() if size > 15} == {}
+
+
+def test_the_composition_root_fits_two_screens() -> None:
+    tree = ast.parse((ROOT / "runtime" / "engine" / "initialize.py").read_text())
+    (root,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "initialize")
+    assert root.end_lineno is not None
+    assert root.end_lineno - root.lineno + 1 <= 90
 
 
 def test_tests_are_no_package_and_stay_out_of_the_import_path() -> None:

@@ -19,7 +19,7 @@ from .choose.from_profile import solve_measured
 from .choose.policy import Segment, Treatment, plan
 from .choose.profile import Profile
 from .keep.keeper import AsItIs, Keeper
-from .keep.packing import Packed
+from .keep.packing import PackingKeeper
 from .keep.rings import Rings
 from .recompute.blocks import BlockHooks, choose_stacks
 from .recompute.options import CallOptions
@@ -36,12 +36,12 @@ class Activations:
     """The blocks of one model, as the config wants them.
 
     Args:
-        section: checked keys of `activation_checkpointing`.
+        section: checked `activation_checkpointing` section of the config.
         stacks: the blocks.
-        tracker: named random generators.
-        rings: what is not kept on the device.
-        say: prints, on the ranks that do.
-        agree: see `solve_measured`.
+        tracker: tracker of named random generators.
+        rings: factory of rings: the keepers for tensors that do not stay on the device.
+        say: function that prints a message, on the ranks that print.
+        agree: function that turns this rank's measured figures into those for the plan; see `solve_measured`.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Activations:
     def _keepers(self) -> dict[Treatment, Keeper]:
         return {
             Treatment.MOVE: OnItsDevice(self._rings.ring_of),
-            Treatment.PACK: Packed(AsItIs()),
+            Treatment.PACK: PackingKeeper(AsItIs()),
         }
 
 
@@ -207,14 +207,14 @@ def activate(
 
     Args:
         model: the model.
-        section: checked keys.
+        section: checked `activation_checkpointing` section of the config.
         skip: modules whose inside is no stack.
         script_chooses: the script has configured checkpointing, and calls it itself where no policy is written.
-        tracker: named random generators.
-        say: prints, on the ranks that do.
-        io: how a file is read and written; None: as the section `aio` has it unset.
-        rank: of this process, for errors.
-        agree: makes of measured figures those that all ranks plan by; needed where ranks gather parameters for
+        tracker: tracker of named random generators.
+        say: function that prints a message, on the ranks that print.
+        io: settings of file reads and writes; None for the defaults of an unset section `aio`.
+        rank: rank of this process, for error messages.
+        agree: function that turns measured figures into those all ranks plan by; needed if ranks gather parameters for
             blocks that run again.
 
     Returns:

@@ -77,15 +77,16 @@ def configure(
     """Says how `checkpoint` keeps the inputs of its calls; as DeepSpeed's function of this name.
 
     Args:
-        mpu_: what knows the tensor-parallel group: an object with Megatron's `get_tensor_model_parallel_group()` or
+        mpu_: object that knows the tensor-parallel group by Megatron's `get_tensor_model_parallel_group()` or
             `get_model_parallel_group()`, which return a process group or a runtime.mesh.Collectives. Needed for
-            `partition_activations`. Every rank of the group must call.
+            `partition_activations`; every rank of the group must call.
         deepspeed_config: a config, whose section `activation_checkpointing` holds where an argument is None.
         partition_activations: cut kept inputs over the group.
-        contiguous_checkpointing: keep them in one buffer; needs `num_checkpoints`.
+        contiguous_checkpointing: whether to keep inputs in one buffer, which needs `num_checkpoints`; None for the
+            config's value.
         num_checkpoints: inputs that are kept at once.
-        checkpoint_in_cpu: keep them in host memory.
-        synchronize: wait for the accelerator before and after each call.
+        checkpoint_in_cpu: whether to keep inputs in host memory; None for the config's value.
+        synchronize: whether to wait for the accelerator before and after each call; None for the config's value.
         profile: gather bytes and seconds of each call, see `profile_table`.
         mpu: another name of `mpu_`.
 
@@ -132,7 +133,7 @@ def reset(*, forget: bool = False) -> None:
     """Lets go of buffers, as DeepSpeed's function of this name does between steps of changing shapes.
 
     Args:
-        forget: what `configure` said, too; not in DeepSpeed.
+        forget: whether to forget the settings of `configure`, too; not an option of DeepSpeed.
     """
     if forget:
         _process.configured = False
@@ -198,7 +199,8 @@ def model_parallel_cuda_manual_seed(seed: int, *, tensor_rank: int = 0) -> None:
 
     Args:
         seed: the same on all ranks that shall draw the same.
-        tensor_rank: this rank's place in the tensor-parallel group; taken from `configure`'s group where there is one.
+        tensor_rank: rank in the tensor-parallel group; ignored where `configure` was given a group, which then tells
+            the rank.
     """
     axis = _process.axis
     _process.tracker.seed_ranks(seed, tensor_rank=tensor_rank if axis is None else axis.rank)

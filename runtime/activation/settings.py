@@ -14,8 +14,8 @@ from dsrun.errors import ConfigError, Problem
 from ..mesh.collectives import Collectives
 from .keep.contiguous import Contiguous
 from .keep.keeper import AsItIs, Keeper, KeptOnce, Ticket
-from .keep.packing import Packed
-from .keep.partition import Partitioned
+from .keep.packing import PackingKeeper
+from .keep.partition import PartitionKeeper
 from .keep.rings import Rings
 
 
@@ -23,9 +23,9 @@ def check_section(section: ActivationCheckpointing, *, tensor_parallel: bool, so
     """Refuses keys that do not go together.
 
     Args:
-        section: what was asked for.
+        section: requested `activation_checkpointing` settings.
         tensor_parallel: whether there are ranks that hold the same activations.
-        source: what messages call the section's origin.
+        source: name of the place that the section came from, for messages.
 
     Raises:
         ConfigError: with all of them.
@@ -39,9 +39,9 @@ def keeper_of_inputs(section: ActivationCheckpointing, axis: Collectives | None,
     """Returns what keeps the inputs of recomputed calls.
 
     Args:
-        section: what was asked for.
+        section: requested `activation_checkpointing` settings.
         axis: ranks that hold the same activations, where they are cut.
-        rings: what is not kept on the device.
+        rings: factory of rings: the keepers for tensors that do not stay on the device.
     """
     if section.cpu_checkpointing:
         keeper: Keeper = OnItsDevice(rings.ring_of)
@@ -51,9 +51,9 @@ def keeper_of_inputs(section: ActivationCheckpointing, axis: Collectives | None,
     else:
         keeper = AsItIs()
     if section.packing == "int8":
-        keeper = Packed(keeper)
+        keeper = PackingKeeper(keeper)
     if section.partition_activations and axis is not None:
-        keeper = Partitioned(axis, keeper)
+        keeper = PartitionKeeper(axis, keeper)
     return KeptOnce(keeper)
 
 
@@ -61,7 +61,7 @@ class OnItsDevice:
     """A keeper of its own for each device that tensors come from.
 
     Args:
-        make: makes the keeper of a device.
+        make: function that makes the keeper of a device.
     """
 
     def __init__(self, make: Callable[[torch.device], Keeper]) -> None:
@@ -73,9 +73,9 @@ class OnItsDevice:
         """See `Keeper`."""
         return sum(keeper.device_bytes for keeper in self._keepers.values())
 
-    def put(self, tensor: Tensor, *, of: str = "") -> Ticket:
+    def put(self, tensor: Tensor, *, label: str = "") -> Ticket:
         """See `Keeper`."""
         keeper = self._keepers.get(tensor.device)
         if keeper is None:
             keeper = self._keepers[tensor.device] = self._make(tensor.device)
-        return keeper.put(tensor, of=of)
+        return keeper.put(tensor, label=label)

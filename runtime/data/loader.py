@@ -23,12 +23,13 @@ from .worker_process import check_temporary_folder, leave_signals_to_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderWishes:
+class LoaderOptions:
     """What a config may want of loaders.
 
     Attributes:
-        end: what becomes of samples that do not fill a micro batch on every rank, see [Note: ends of an epoch].
-        seed: of the permutations, and of what samples draw; the same on every rank.
+        end: rule for samples that do not fill a micro batch on every rank: `carry`, `fill` or `drop`; see [Note: ends
+            of an epoch].
+        seed: seed of the permutations, and of the random numbers that samples draw; the same on every rank.
         workers: processes that make batches ahead, which live as long as the loader; 0: this process makes them when
             they are asked for.
     """
@@ -38,7 +39,7 @@ class LoaderWishes:
     workers: int = 0
 
 
-_NO_WISHES = LoaderWishes()
+_NO_OPTIONS = LoaderOptions()
 
 
 class TrainingLoader:
@@ -51,9 +52,9 @@ class TrainingLoader:
         dataset: map-style; the same on every rank.
         micro_batch: samples that a rank sees in one forward.
         rank: data-parallel rank; that of torch.distributed by default, or 0 where it is not in use.
-        size: number of data-parallel ranks; likewise.
-        collate_fn: makes a batch of samples; torch's default if None.
-        wishes: ends of epochs, seed and worker processes.
+        size: number of data-parallel ranks; None for that of torch.distributed, or 1 where that is not in use.
+        collate_fn: function that makes a batch of samples; None for torch's default.
+        options: settings of ends of epochs, seed and worker processes.
         shuffle: False: each epoch is the dataset's own order.
         pin_for: device that batches will be copied to: for any but the CPU they are made in page-locked memory. None:
             they are not, whatever there is.
@@ -71,7 +72,7 @@ class TrainingLoader:
         rank: int | None = None,
         size: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        wishes: LoaderWishes = _NO_WISHES,
+        options: LoaderOptions = _NO_OPTIONS,
         shuffle: bool = True,
         pin_for: torch.device | None = None,
     ) -> None:
@@ -88,10 +89,10 @@ class TrainingLoader:
             rank=rank,
             size=size,
             shuffle=shuffle,
-            seed=wishes.seed,
-            end=wishes.end,
+            seed=options.seed,
+            end=options.end,
         )
-        if wishes.workers:
+        if options.workers:
             check_temporary_folder()
         # A generator of its own: torch's loader would draw from the default one, and shift dropout after a resume.
         loader: DataLoader[Any] = DataLoader(
@@ -99,11 +100,11 @@ class TrainingLoader:
             batch_sampler=_Picks(self._sampler),
             collate_fn=_as_it_is,
             generator=torch.Generator(),
-            num_workers=wishes.workers,
-            persistent_workers=wishes.workers > 0,
+            num_workers=options.workers,
+            persistent_workers=options.workers > 0,
             # Not where there merely is an accelerator: ranks that train on the CPU would each take memory of the first.
             pin_memory=pin_for is not None and pin_for.type != "cpu",
-            worker_init_fn=leave_signals_to_rank if wishes.workers else None,
+            worker_init_fn=leave_signals_to_rank if options.workers else None,
         )
         # Workers that still live when the interpreter ends would be ended by a signal, and leave their files behind:
         # dropped before, they end by themselves.

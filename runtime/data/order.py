@@ -37,7 +37,7 @@ class Position:
 
     Attributes:
         epoch: its number, from 0.
-        samples: of that epoch that come before it, over all ranks.
+        samples: number of samples of the epoch that come before the next one, over all ranks.
     """
 
     epoch: int = 0
@@ -48,10 +48,10 @@ class GlobalOrder:
     """The sequence of a run, see [Note: global order].
 
     Args:
-        samples: of the dataset; 1 or more.
+        samples: number of samples in the dataset; 1 or more.
         round_size: samples that all ranks see in one micro step.
-        end: of an epoch.
-        seed: of the permutations.
+        end: rule for a round that the epoch's last samples do not fill: `carry`, `fill` or `drop`.
+        seed: seed of the permutations.
         shuffle: False: each epoch is the dataset's own order.
     """
 
@@ -85,9 +85,9 @@ class GlobalOrder:
         """Returns samples of the round that begins at a settled position.
 
         Args:
-            position: where the round begins.
+            position: position at which the round begins, already settled.
             first: samples of the round before those asked for.
-            count: how many of it.
+            count: number of samples of the round to return.
         """
         found: list[Pick] = []
         epoch, at = position.epoch, position.samples + first

@@ -32,13 +32,14 @@ class ShardedSampler(Sampler[list[int]]):
     An iteration that was broken off, in this process or before a checkpoint, goes on where it stopped.
 
     Args:
-        samples: how many there are, or the dataset; the same on every rank.
+        samples: number of samples, or the dataset; the same on every rank.
         micro_batch: samples that a rank sees in one forward.
         rank: data-parallel rank; that of torch.distributed by default, or 0 where it is not in use.
-        size: number of data-parallel ranks; likewise.
+        size: number of data-parallel ranks; None for that of torch.distributed, or 1 where that is not in use.
         shuffle: False: each epoch is the dataset's own order.
-        seed: of the permutations; the same on every rank.
-        end: what becomes of samples that do not fill a micro batch on every rank, see [Note: ends of an epoch].
+        seed: seed of the permutations; the same on every rank.
+        end: rule for samples that do not fill a micro batch on every rank: `carry`, `fill` or `drop`; see [Note: ends
+            of an epoch].
 
     Raises:
         ModelError: there are too few samples.

@@ -24,7 +24,8 @@ class SeededBatches(Dataset[Any]):
     Args:
         dataset: map-style. One with `__getitems__`, which makes many samples in one call, is seeded once a call, by the
             first of them.
-        collate: makes a batch of samples; draws what the last sample's seed has left.
+        collate: function that makes a batch of samples; random draws in it continue those of the last sample that was
+            seeded.
     """
 
     def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:

@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset, default_collate
 from dsrun.errors import CheckpointError, ModelError
 
 from ..generators import host_kept, seed_host
-from .loader import LoaderWishes
+from .loader import LoaderOptions
 from .order import sample_seed
 
 _STATE = "stream"
@@ -38,8 +38,8 @@ class StreamLoader:
         micro_batch: samples that a rank sees in one forward.
         rank: data-parallel rank.
         size: number of data-parallel ranks.
-        collate_fn: makes a batch of samples; torch's default if None.
-        wishes: of which the seed is used.
+        collate_fn: function that makes a batch of samples; None for torch's default.
+        options: settings of the loader; the seed is used, and worker processes are refused.
 
     Raises:
         ModelError: worker processes are wished for, whose copies of the stream would be ahead of what was used.
@@ -53,18 +53,18 @@ class StreamLoader:
         rank: int,
         size: int,
         collate_fn: Callable[[list[Any]], Any] | None,
-        wishes: LoaderWishes,
+        options: LoaderOptions,
     ) -> None:
-        if wishes.workers:
+        if options.workers:
             raise ModelError(
                 f"training_data: {type(dataset).__name__} is a stream, and `dataloader_num_workers` is "
-                f"{wishes.workers}; copies of it in workers would be ahead of what was used",
+                f"{options.workers}; copies of it in workers would be ahead of what was used",
                 hint="set it to 0, or iterate your own DataLoader and call engine(batch)",
             )
         self.dataset = dataset
         self._micro_batch, self._rank, self._size = micro_batch, rank, size
         self._collate = collate_fn or default_collate
-        self._seed = wishes.seed
+        self._seed = options.seed
         self._samples: Iterator[Any] | None = None
         self.epoch = 0
         self.samples_seen = 0

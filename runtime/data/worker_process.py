@@ -27,7 +27,7 @@ def leave_signals_to_rank(worker_id: int) -> None:
     """Has this worker ignore the signals of a stop that its own rank has not sent; a DataLoader's `worker_init_fn`.
 
     Args:
-        worker_id: of the worker; without effect.
+        worker_id: number of the worker process; without effect.
     """
     del worker_id
     # Blocked, and taken by a thread: a handler does not learn who has sent the signal, and the loader itself ends its

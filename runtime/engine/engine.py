@@ -1,140 +1,185 @@
-"""The engine a training script holds: forward, backward, step, and the end. What else it offers, it inherits.
+"""The engine a training script holds: forward, backward, step, and the end.
 
-It orders its parts and counts; it does not know how any of them works. `initialize` puts the parts together.
+It makes its components from the values of `initialize` and orders them; it does not know how any of them works. What
+scripts written for DeepSpeed ask it stands in `deepspeed/`.
 """
 
 from __future__ import annotations
 
-import math
+import os
 import weakref
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, optim
 
+from dsrun.config.config import Config
 from dsrun.errors import InputError, ModelError
 
+from ..memory.arenas import ArenaReport
 from ..memory.bus import BusCounts
 from ..mesh.collectives import Traffic
-from ..mesh.join.groups import leave
-from ..mesh.step_position import at_step
-from ..observe.allocation_history import wanted_history
-from ..observe.memory_watch import MemoryWatch
-from ..observe.peaks import PeakSummary
-from ..observe.tokens import count_tokens
+from ..mesh.join.groups import ProcessGroupMesh, leave
+from ..mesh.spec import DATA_AXIS
+from ..observe.memory_report import MemoryReport
 from ..precision.casting import cast_floating
+from ..precision.configured import autocast_of
 from ..precision.mismatch import mismatch_of
-from ..zero.hooks.timeline import engines_own_backward
+from ..protocols import SCRIPT_PHASE, Scheduler
+from .components import make_components
+from .compose.data import Data
+from .compose.hooks import Hooks
+from .compose.job import Job
+from .compose.saving import Saving
 from .counters import EngineCounters
-from .deepspeed.calls import DeepSpeedCalls
-from .deepspeed.getters import Answers
-from .deepspeed.offload_states import PutAway
-from .first_loss import never_gathered_reads
-from .memory_queries import HeldMemory
-from .model_guard import Taken
-from .ownership import let_go, note_outcome, take_over
-from .parts import SCRIPT_PHASE, EngineParts
-from .report import StepReport
-from .saving.checkpoints import Checkpoints
-from .saving.export import WholeWeights
-from .saving.memory_copies import CopiesInMemory
-from .saving.stopping import Departure, Stopping
-from .script_backward import ScriptBackwards, check_loss
-from .state import Counters
-from .step import StepResult, take_step
+from .deepspeed.calls import Calls
+from .deepspeed.getters import Getters
+from .host.migration import MigratingUpdate
+from .host.tiers import Tiers
+from .memory_queries import prediction_follower
+from .model.ownership import let_go, take_over
+from .model.sharded import ShardedModel
+from .observation import Observation
+from .progress import Progress
+from .saving.run_state import ClientState
+from .training.script_backward import check_loss, check_not_scaled
+from .update import Update
 
 
-class Engine(
-    Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldMemory, PutAway, DeepSpeedCalls, ScriptBackwards
-):
+class Engine(Getters, Calls):
     """Trains one model; every rank calls the same methods in the same order.
 
     Attributes that an engine does not have are looked up in the module, as DeepSpeed's engine does.
+
+    Args:
+        settings: the config.
+        job: This process's place in the job.
+        mesh: Ranks and device.
+        observation: Records, and the bytes that were predicted.
+        saving: Writer of checkpoints and of copies in memory.
+        tiers: Memory that state lives in.
+        sharded: The model.
+        update: The optimizer, the schedule and the loss scale.
+        data: Batches of this rank.
+        hooks: Hooks on the model.
     """
 
-    def __init__(self, parts: EngineParts) -> None:
-        self._parts = parts
-        self.module = parts.module
-        self.optimizer = parts.optimizer
-        self.lr_scheduler = parts.scheduler
-        self.training_dataloader = parts.loader
-        self.device = parts.mesh.device
-        self.config = parts.config
+    def __init__(
+        self,
+        settings: Config,
+        job: Job,
+        mesh: ProcessGroupMesh,
+        observation: Observation,
+        saving: Saving,
+        *,
+        tiers: Tiers,
+        sharded: ShardedModel,
+        update: Update,
+        data: Data,
+        hooks: Hooks,
+    ) -> None:
+        axis = mesh.axes[DATA_AXIS]
+        self.module = sharded.module
+        self.training_dataloader = data.loader
+        self.device = mesh.device
+        self.config = settings.raw
         self.mpu: object = None
-        self.global_rank = parts.mesh.info.rank
-        self.local_rank = parts.mesh.info.local_rank
-        self.world_size = parts.mesh.info.world_size
-        self.dp_world_size = parts.collectives.size
-        self._batch = parts.batch
-        self._counters = Counters()
-        self._boundary: bool | None = None
-        self._without_sync = 0  # `no_sync` contexts that are open
-        self._counts_micro_steps = bool(parts.config.get("managed_gradient_accumulation", True))
-        self._in_step = False
-        self._backwards = 0  # since the last update
-        self._forwards = 0  # that train, since the last backward
-        self._usual_forwards = 0  # before the first one
-        self._scaled_losses: list[Tensor] = []
-        self._micro_steps_done = 0  # of the present global batch; a count of all of them would not survive a change
-        self._last: StepResult | None = None
-        self._step_applied = False
-        self._backward_done = False
+        self.global_rank = mesh.info.rank
+        self.local_rank = mesh.info.local_rank
+        self.world_size = mesh.info.world_size
+        self.dp_world_size = axis.size
+        self._settings = settings
+        self._mesh = mesh
+        self._tiers = tiers
+        self._sharded = sharded
+        self._update = update
+        self._data = data
+        self._hooks = hooks
+        self._observation = observation
+        self._heartbeat = job.heartbeat
         self._is_compiled = False
-        self._heartbeat = parts.heartbeat
-        self._stop = None
-        self._at_stop = Departure()
-        self._copies_told = False
-        self._copy_client_state = None
-        self._say_where()
-        self._note_moment()
-        parts.hooks.follow(parts.module)
-        if parts.optimizer is not None:
-            self._follow_script()
+        self._autocast = autocast_of(settings)
+        self._cast_inputs = sharded.precision.compute if settings.fp16.enabled and settings.fp16.auto_cast else None
+        self._progress = Progress(
+            batch=data.batch, counts_micro_steps=settings.managed_gradient_accumulation, engine=weakref.ref(self)
+        )
+        self._mesh.where.at(*self._progress.present_step)
+        self._components = make_components(
+            settings,
+            job,
+            mesh,
+            observation,
+            saving,
+            progress=self._progress,
+            tiers=tiers,
+            sharded=sharded,
+            update=update,
+            data=data,
+            hooks=hooks,
+        )
+        self._components.moment.note()
+        hooks.units.follow(sharded.module)
+        if update.optimizer is not None:
+            self._components.script.follow(self)
         # Not the engine's own method: what a model keeps must not keep the engine.
         self._take_off = partial(
-            let_go, parts.module, parts.hooks, parts.activations, stays_sharded=parts.step.plan.shard_parameters
+            let_go, sharded.module, hooks.units, hooks.activations, stays_sharded=sharded.plan.shard_parameters
         )
         take_over(
-            parts.module,
-            parts.optimizer,
-            loss_scale=parts.loss_scale.value,
+            sharded.module,
+            update.optimizer,
+            loss_scale=update.loss_scale.value,
             engine=self,
             release=self._take_off,
         )
-        self._taken = Taken(parts.module)
-        self._report = StepReport(
-            parts.collectives,
-            parts.records,
-            steps_per_print=parts.steps_per_print,
-            device=self.device,
-            model_numel=sum(extent.numel for unit in parts.step.units for extent in unit.layout.extents),
-            total_steps=getattr(parts.scheduler, "total_num_steps", None),
-            wear=parts.wear,
-        )
-        self._peaks = PeakSummary(
-            parts.records,
-            rank=self.global_rank,
-            device=self.device,
-            predicted_state_bytes=parts.predicted_state_bytes,
-        )
-        self._memory_watch = MemoryWatch(
-            parts.records,
-            rank=self.global_rank,
-            device=self.device,
-            history=wanted_history(device=self.device, rank=self.global_rank),
-        )
+        self._end_with_engine()
+
+    @property
+    def optimizer(self) -> optim.Optimizer | None:
+        """The optimizer over this rank's shards; None for an engine that only evaluates."""
+        return self._update.optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: optim.Optimizer | None) -> None:
+        """Takes the optimizer away, so that the engine evaluates only from now on.
+
+        Raises:
+            ModelError: it is another optimizer, which would never be stepped.
+        """
+        if optimizer is not None and optimizer is not self._update.optimizer:
+            raise ModelError(
+                f"engine.optimizer: set to a {type(optimizer).__name__}; the engine steps the one it was made with",
+                hint="give the optimizer to dsrun.initialize; None takes it away",
+            )
+        self._update.optimizer = optimizer
+
+    @property
+    def lr_scheduler(self) -> Scheduler | None:
+        """The schedule that is stepped after each applied update, saved and loaded; a script may set another."""
+        return self._update.scheduler
+
+    @lr_scheduler.setter
+    def lr_scheduler(self, scheduler: Scheduler | None) -> None:
+        """Takes a schedule that is stepped from the next update on."""
+        self._update.scheduler = scheduler
+
+    def _end_with_engine(self) -> None:
+        """Has what an engine began end with it, also where no script calls `destroy`."""
+        away, wear = self._update.away, self._observation.wear
+        if isinstance(away, MigratingUpdate):
+            away.moved = prediction_follower(self._components.memory, self.optimizer)
         # Few scripts call `destroy`: the summary then comes when the engine or the interpreter ends.
-        self._at_end = weakref.finalize(self, self._peaks.report)
-        self._wear_at_end = None if parts.wear is None else weakref.finalize(self, parts.wear.report)
+        self._at_end = weakref.finalize(self, self._components.peaks.report)
+        self._wear_at_end = None if wear is None else weakref.finalize(self, wear.report)
         # An update may be under way when the engine goes: the model would read its parameters half written.
-        self._settled_at_end = None if parts.step.away is None else weakref.finalize(self, parts.step.away.close)
+        self._settled_at_end = None if away is None else weakref.finalize(self, away.close)
         if self._settled_at_end is not None:
             self._settled_at_end.atexit = False  # nobody reads it then, and threads it needs have ended
         # Units may have been fetched ahead and never used: their copies must not outlive the memory they read.
-        self._quiet_at_end = weakref.finalize(self, parts.bus.finish)
+        self._quiet_at_end = weakref.finalize(self, self._tiers.bus.finish)
 
     # Training ---------------------------------------------------------------------------------------------------------
 
@@ -147,18 +192,17 @@ class Engine(
             ModelError: an input has a dtype or a device that the model cannot take, from torch's own error; or a
                 parameter has been converted or moved.
         """
-        self._parts.torn.check("engine(...)")
-        self._heartbeat.beat(phase="forward" if torch.is_grad_enabled() else "evaluate")
-        if torch.is_grad_enabled():
-            self._prepare_script_backward()
-            self._forwards += 1
-            self._report.add_tokens(count_tokens(args, kwargs))
-            self._memory_watch.begin_forward(self._counters.global_steps + 1, self._memory_kinds)
-        if self._parts.cast_inputs is not None:
-            args, kwargs = cast_floating((args, kwargs), self._parts.cast_inputs)
-        self._parts.hooks.before_forward()
+        self._hooks.access.torn.check("engine(...)")
+        trains = torch.is_grad_enabled()
+        self._heartbeat.beat(phase="forward" if trains else "evaluate")
+        if trains:
+            self._components.script.prepare()
+            self._components.backwards.begin_forward(args, kwargs)
+        if self._cast_inputs is not None:
+            args, kwargs = cast_floating((args, kwargs), self._cast_inputs)
+        self._hooks.units.before_forward()
         try:
-            with self._taken.explaining(), self._autocast():
+            with self._components.guard.explaining(), self._under_autocast():
                 return self.module(*args, **kwargs)
         except (RuntimeError, ValueError) as error:
             mismatch = self._mismatch(error, args, kwargs)
@@ -167,15 +211,15 @@ class Engine(
             raise mismatch from error
         finally:
             if not torch.is_grad_enabled():
-                self._parts.hooks.release_rest()
+                self._hooks.units.release_rest()
 
     def backward(self, loss: Tensor, *, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor:
         """Runs backward on one micro batch's loss and reduces its gradients over the ranks.
 
         Args:
             loss: scalar, this rank's mean over its micro batch.
-            retain_graph: keep the graph for another backward.
-            scale_wrt_gas: divide by the number of accumulation steps first.
+            retain_graph: whether the graph is kept for another backward.
+            scale_wrt_gas: whether the loss is first divided by the number of accumulation steps.
 
         Returns:
             the loss divided by the accumulation steps, or itself where there is one; backward runs on it times the loss
@@ -185,125 +229,67 @@ class Engine(
             ModelError: the loss is no tensor, no scalar, has no graph, or comes from parameters that were not gathered;
                 or the engine has no optimizer.
         """
-        self._check_trains("engine.backward")
-        self._check_states_here("engine.backward")
+        self._components.check_trains("engine.backward")
         check_loss(loss, "engine.backward", hint="reduce it with .mean(), and compute it outside of torch.no_grad()")
-        self._check_not_scaled(loss, "engine.backward")
-        self._parts.hooks.find_failed()
-        self._check_first_loss(loss)
-        self._report.add_loss(loss.detach().reshape(1))
+        check_not_scaled(loss, "engine.backward")
+        self._hooks.units.find_failed()
+        self._components.backwards.check_first_loss(loss, stage=self._settings.zero_optimization.stage)
+        self._components.report.add_loss(loss.detach().reshape(1))
         steps = self.gradient_accumulation_steps() if scale_wrt_gas else 1
         scaled = loss if steps == 1 else loss / steps  # a division by 1 is an operation here and one in the backward
-        self._begin_backward()
-        with self._taken.explaining():
-            self._run_backward(scaled, retain_graph=retain_graph)
-        self._end_backward()
+        self._components.backwards.run(scaled, retain_graph=retain_graph)
         return scaled
-
-    def _begin_backward(self) -> None:
-        """What comes before a backward that counts, whoever runs it."""
-        self._heartbeat.beat(phase="backward")
-        self._compare_forwards()
-        self._memory_watch.begin_backward(self._memory_kinds)
-        writes, away = self._parts.step.writes, self._parts.step.away
-        if away is not None:
-            # What a script has written may be put back before the step, so masters that lack it are left alone here.
-            lacks = writes is not None and writes.are_due()
-            away.settle()  # gradients go where the last update has taken them from
-            begins = self.is_gradient_accumulation_boundary() and not lacks
-            away.expect(1.0 / self._parts.loss_scale.value if begins else None)
-
-    def _compare_forwards(self) -> None:
-        """Notes a backward that more forwards came before than before the first one.
-
-        A rank that leaves a batch out after its forward does not hang at stages 0 to 2, where forwards enter no
-        collective: it is ahead of the others from then on, and they wait for it at the end.
-        """
-        forwards, self._forwards = self._forwards, 0
-        if not self._usual_forwards:
-            self._usual_forwards = forwards
-        elif forwards > self._usual_forwards:
-            place = at_step(self._counters.global_steps + 1, self._micro_steps_done + 1)
-            self._parts.mesh.where.oddity = (
-                f"{forwards} forwards before its backward{place}, {self._usual_forwards} before"
-            )
-
-    def _end_backward(self) -> None:
-        """What comes after a backward that counts."""
-        self._memory_watch.end_backward(self._memory_kinds)
-        self._backward_done = True
-        self._backwards += 1
-        if not self._counts_micro_steps:
-            self._micro_steps_done += 1
-            self._say_where()
-
-    def _take_over_writes(self) -> None:
-        """Lets masters have what the script has written to parameters since they were last looked at."""
-        self._taken.check()
-        if self._parts.step.writes is not None:
-            self._parts.step.writes.take_over()
-
-    def _run_backward(self, scaled: Tensor, *, retain_graph: bool) -> None:
-        self._parts.hooks.before_backward(
-            retain_graph=retain_graph, reduce=not self._without_sync, strays=self._stray_factor()
-        )
-        try:
-            # The order of nodes is what the hooks rest on, see [Note: one ready queue] in zero/hooks/timeline.py.
-            with engines_own_backward(), torch.autograd.set_multithreading_enabled(False):
-                self._with_loss_scale(scaled).backward(retain_graph=retain_graph)
-        except BaseException:
-            self._parts.hooks.abandon_backward()
-            raise
-        self._parts.hooks.after_backward()
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Ends a micro step; on the last one of a global batch, updates the parameters.
 
         Args:
-            lr_kwargs: for the schedule's `step`, of a schedule of the script's that takes any.
+            lr_kwargs: keyword arguments for the schedule's `step`, where the script's own schedule takes any; None for
+                none.
 
         Raises:
             ModelError: there was no backward since the last step, `no_sync` is open, or the engine has no optimizer.
             CheckpointError: a checkpoint could not be saved, which was written meanwhile; the step has been taken.
         """
-        self._check_trains("engine.step")
-        self._check_states_here("engine.step")
-        self._parts.hooks.find_failed()
-        if self._without_sync:
+        self._components.check_trains("engine.step")
+        self._hooks.units.find_failed()
+        if self._progress.open_no_sync:
             raise ModelError(
                 "engine.step: called inside engine.no_sync, where gradients may stay on their rank",
                 hint="leave the `with` first; in it, call engine.backward alone",
             )
-        if not self._backward_done:
+        if not self._progress.backward_done:
             raise ModelError(
                 "engine.step: there was no backward through the engine's model since the last step",
                 hint="call engine.backward(loss) once before each engine.step()",
             )
-        self._in_step = True
+        self._progress.in_step = True
         try:
             self._end_micro_step(lr_kwargs or {})
         finally:
-            self._in_step = False
+            self._progress.in_step = False
 
     def _end_micro_step(self, lr_kwargs: Mapping[str, Any]) -> None:
-        self._backward_done = False
-        self._step_applied = False
+        progress = self._progress
+        progress.backward_done = False
+        progress.step_applied = False
         boundary = self.is_gradient_accumulation_boundary()
-        self._micro_steps_done = 0 if boundary else self._micro_steps_done + 1
+        progress.micro_steps_done = 0 if boundary else progress.micro_steps_done + 1
         if boundary:
             self._heartbeat.beat(phase="step")
-            self._parts.hooks.before_step()
-            if self._parts.step.reducer.has_unreduced or self._parts.step.reducer.has_strays:
-                self._parts.step.reducer.reduce_what_stayed(strays=self._stray_factor())
-            self._take_step(lr_kwargs)
-            self._heartbeat.beat(step=self._counters.global_steps, phase=SCRIPT_PHASE)
-        self._counters.micro_steps += 1
-        self._say_where()
+            self._hooks.units.before_step()
+            reducer = self._sharded.reducer
+            if reducer.has_unreduced or reducer.has_strays:
+                reducer.reduce_unreduced(strays=self._components.backwards.stray_factor())
+            self._components.steps.take(lr_kwargs, stop_request=self._components.on_signal.request)
+            self._heartbeat.beat(step=progress.counters.global_steps, phase=SCRIPT_PHASE)
+        progress.counters.micro_steps += 1
+        self._mesh.where.at(*progress.present_step)
         if boundary:
-            self._note_moment()
-            self._parts.saver.check()
-            self._copy_to_memory()
-            self._end_if_asked()
+            self._components.moment.note()
+            self._components.checkpoints.check()
+            self._components.copies.copy_if_due()
+            self._components.on_signal.end_if_asked(self.save_checkpoint, self.wait_for_checkpoint)
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next `step` updates the parameters.
@@ -311,13 +297,7 @@ class Engine(
         With `managed_gradient_accumulation` false every `step` does; then this is true inside of `step` alone, as in
         DeepSpeed.
         """
-        if self._without_sync:
-            return False
-        if not self._counts_micro_steps:
-            return self._in_step
-        if self._boundary is not None:
-            return self._boundary
-        return self._micro_steps_done + 1 >= self.gradient_accumulation_steps()
+        return self._progress.is_boundary()
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """Overrides the count of micro steps, until called again.
@@ -325,13 +305,13 @@ class Engine(
         Raises:
             InputError: the config's `managed_gradient_accumulation` is false, so there is no count.
         """
-        if not self._counts_micro_steps:
+        if not self._progress.counts_micro_steps:
             raise InputError(
                 "engine.set_gradient_accumulation_boundary: `managed_gradient_accumulation` is false, so every "
                 "engine.step() updates the parameters",
                 hint="call engine.step() where the boundary is, or leave the key out of the config",
             )
-        self._boundary = is_boundary
+        self._progress.boundary = is_boundary
 
     @contextmanager
     def no_sync(self) -> Generator[None]:
@@ -341,129 +321,127 @@ class Engine(
         step outside. That saves their traffic and sums them in another order, so the last bits differ from those of
         the other stages. At stages 2 and 3, which keep no whole gradients, they are reduced all the same.
         """
-        self._without_sync += 1
+        self._progress.open_no_sync += 1
         try:
             yield
         finally:
-            self._without_sync -= 1
+            self._progress.open_no_sync -= 1
 
     def zero_grad(self) -> None:
         """Forgets the gradients accumulated so far; after a backward that failed, the global batch begins again."""
-        self._parts.hooks.find_failed()
-        if self._parts.step.reducer.is_torn or not self._counts_micro_steps:
-            self._micro_steps_done = 0
-        self._backwards = 0
-        self._scaled_losses.clear()
-        self._parts.step.reducer.drop_strays()
-        self._parts.step.reducer.zero()
+        self._hooks.units.find_failed()
+        reducer = self._sharded.reducer
+        if reducer.is_torn or not self._progress.counts_micro_steps:
+            self._progress.micro_steps_done = 0
+        self._progress.backwards = 0
+        self._components.script.forget()
+        reducer.drop_strays()
+        reducer.zero()
 
     def was_step_applied(self) -> bool:
         """Whether the last `step` changed the parameters."""
-        return self._step_applied
+        return self._progress.step_applied
 
-    def _say_where(self) -> None:
-        """Says which step begins, by what was finished: ranks that called `step` equally often say the same."""
-        self._parts.mesh.where.at(self._counters.global_steps + 1, self._micro_steps_done + 1)
-
-    def _check_trains(self, who: str) -> None:
-        self._parts.torn.check(who)
-        if self.optimizer is None:
-            raise ModelError(
-                f"{who}: the engine has no optimizer, so it evaluates only",
-                hint="give dsrun.initialize an optimizer, or the config an `optimizer` section",
-            )
-
-    def _take_step(self, lr_kwargs: Mapping[str, Any]) -> None:
-        parts = self._parts
-        self._take_over_writes()
-        if wish := self._wish():
-            self._report.wish(wish)
-        result = take_step(
-            parts.step,
-            at=str(parts.mesh.where),
-            told_2=self._report.told_2,
-            clipping=parts.clipping,
-            skip_non_finite=parts.skip_non_finite,
-            loss_scale=parts.loss_scale.value,
-        )
-        # Between steps nothing is under way: buffers that have come and gone leave no holes.
-        parts.memory.compact()
-        self._last = result
-        self._step_applied = result.applied
-        parts.loss_scale.follow(overflow=not result.applied, at=str(parts.mesh.where), what=result.trouble)
-        note_outcome(parts.optimizer, overflow=not result.applied, loss_scale=parts.loss_scale.value)
-        lr = self.get_lr()
-        if result.applied:
-            if self.lr_scheduler is not None:
-                advance: Any = self.lr_scheduler.step
-                advance(**lr_kwargs)
-        else:
-            self._counters.skipped_steps += 1
-        self._counters.global_steps += 1
-        samples = self.train_batch_size()
-        if not self._counts_micro_steps:
-            samples = self.train_micro_batch_size_per_gpu() * self.dp_world_size * self._backwards
-        self._backwards = 0
-        self._counters.global_samples += samples
-        self._report.step(result, self._counters, lr=lr, samples=samples, next_scale=parts.loss_scale.value)
-        if result.applied and self._peaks.wants_state:
-            self._peaks.take_state(self.model_state_bytes())
-        self._memory_watch.end_step(self._counters.global_steps, self._memory_kinds)
-
-    def _autocast(self) -> AbstractContextManager[object]:
+    def _under_autocast(self) -> AbstractContextManager[object]:
         """Returns what forward runs under: the config's autocast, or else whatever the script has opened."""
-        dtype = self._parts.autocast
-        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+        return nullcontext() if self._autocast is None else torch.autocast(self.device.type, dtype=self._autocast)
 
     def _mismatch(self, error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelError | None:
-        parts = self._parts
         return mismatch_of(
             error,
             self.module.forward,
             args,
             kwargs,
             device=self.device,
-            compute=parts.compute,
-            autocast=parts.autocast,
-            casts=parts.cast_inputs is not None,
+            compute=self._sharded.precision.compute,
+            autocast=self._autocast,
+            casts=self._cast_inputs is not None,
         )
 
-    def _with_loss_scale(self, loss: Tensor) -> Tensor:
-        """Returns the loss times the loss scale: in fp32, for fp16 has no room for the product."""
-        scale = self._parts.loss_scale.value
-        return loss if scale == 1.0 else loss.float() * scale
-
-    def _check_first_loss(self, loss: Tensor) -> None:
-        """Catches parameters used outside their unit's forward: at first, what is not gathered holds NaN.
-
-        No infinity comes of that. Where a loss that is nan leaves its step out, as an overflow of fp16 does at every
-        stage, it is an error only if such a use is certain.
-        """
-        if self._counters.micro_steps or self._parts.stage < 3 or not math.isnan(float(loss.detach())):
-            return
-        self._taken.check_memory()
-        unused = self._parts.hooks.unused_units()
-        reads = never_gathered_reads(loss, unused)
-        if not reads and self._parts.skip_non_finite:
-            return
-        names = ", ".join(f"`{name}`" for name in (reads[:8] or [unit.name for unit in unused]))
-        verb = f"it reads {names}, and their forward" if reads else f"the forward of {names}"
-        cause = f"{verb} never ran, so" if names else "its own numbers give that, or"
-        raise ModelError(
-            f"model: the first loss is {float(loss.detach())}; {cause} weights are used outside of their module's "
-            "forward, where stage 3 has not gathered them",
-            hint="call the module itself and not its weight; `zero_optimization.stage` 2 shows which of the two it is",
-        )
+    # What a run says, and what is asked of it -------------------------------------------------------------------------
 
     def counters(self) -> EngineCounters:
         """Returns what this rank has moved since the engine was made; enters no collective.
 
         The numbers stand still; `engine.counters().since(earlier)` is what was moved in between.
         """
-        parts = self._parts
         return EngineCounters(
-            parts.collectives.traffic.since(Traffic()), parts.bus.counts.since(BusCounts()), parts.drives()
+            self._mesh.axes[DATA_AXIS].traffic.since(Traffic()),
+            self._tiers.bus.counts.since(BusCounts()),
+            self._observation.drives(),
         )
+
+    def model_state_bytes(self) -> int:
+        """Bytes of parameters, gradients, masters and optimizer states that this rank holds in memory now."""
+        return self._components.memory.state_bytes()
+
+    def memory_arenas(self) -> ArenaReport:
+        """Returns the arenas of this rank's long-lived buffers with their high-water marks; its `str` is a table.
+
+        What lies outside of them comes with it: frozen parameters and the module's buffers, which are the model's own,
+        optimizer states that nobody could foresee, the copy of state that the last asynchronous save has written, and
+        host memory that `offload_states` keeps for its next call.
+        """
+        return self._components.memory.arenas()
+
+    def memory_report(self) -> MemoryReport:
+        """Returns what this rank held over the last step that was sampled, its peaks and their owners.
+
+        Steps 1, 2, 3, 10, 100 and so on are sampled, and growth is watched over 50 steps; enters no collective. Its
+        `str` is for a terminal; `save_plot` draws it.
+        """
+        return MemoryReport(
+            samples=self._components.memory_watch.samples,
+            growths=self._components.memory_watch.growths,
+            state_predicted_bytes=self._components.memory.predicted_bytes,
+            state_bytes=self._components.memory.state_bytes(),
+        )
+
+    def wait_for_checkpoint(self) -> None:
+        """Returns when no checkpoint is being written any more, nor a copy in memory; enters no collective.
+
+        Raises:
+            CheckpointError: the last one could not be saved, and the script was not told so far.
+        """
+        self._components.checkpoints.wait()
+
+    def set_memory_copy_client_state(self, client_state: ClientState | None) -> None:
+        """Says what `load_checkpoint` returns as client state where a run goes on from a copy in memory.
+
+        Args:
+            client_state: JSON values and tensors; or a function that returns them when a copy is made. None: nothing.
+        """
+        self._components.copies.client_state = client_state
+
+    def save_on_signal(
+        self,
+        save_dir: str | os.PathLike[str],
+        signals: Sequence[str] = ("SIGTERM",),
+        *,
+        client_state: ClientState | None = None,
+    ) -> None:
+        """Has the run save a checkpoint and end where one of its ranks gets a signal; goes before the config's.
+
+        The optimizer step that is under way is finished on all ranks, and `engine.step()` then saves in `save_dir`,
+        with the tag `global_step<N>`, and raises SystemExit with 128 + the signal's number: 143 for SIGTERM. So a
+        launcher's grace (`dsrun run --grace`) has to cover a step and a checkpoint. A signal that comes 3 s after the
+        first one, or later, does what it did before this call: SIGTERM ends the process at once.
+
+        Args:
+            save_dir: checkpoint folder, shared by all ranks, or an address such as `s3://bucket/run`.
+            signals: names of the signals: SIGTERM, SIGUSR1, SIGUSR2, or some of them.
+            client_state: JSON values that `load_checkpoint` returns; or a function that returns them when it is time.
+
+        Raises:
+            InputError: `save_dir` is None, empty, no address, or no folder that this rank could write to; a signal is
+                none of the three, or this is not the main thread.
+        """
+        self._components.on_signal.follow(save_dir, signals, client_state)
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a signal has asked this rank to save and end, say to leave a long evaluation; others may not know."""
+        return self._components.on_signal.is_requested
 
     # The module and its end -------------------------------------------------------------------------------------------
 
@@ -492,20 +470,16 @@ class Engine(
             CheckpointError: the last checkpoint could not be saved, and the script was not told so far.
         """
         self._at_end()
-        self._forget_signals()
+        self._components.on_signal.forget()
         try:
             if self._settled_at_end is not None:
                 self._settled_at_end()
             if self._wear_at_end is not None:
                 self._wear_at_end()
-            self._parts.saver.close(self._heartbeat.beat)
+            self._components.checkpoints.close()
         finally:
-            if self._parts.copies is not None:
-                self._parts.copies.close()
+            self._components.copies.close()
             self._quiet_at_end()
-            self._drop_copies()
-            self._let_go()
-
-    def _let_go(self) -> None:
-        self._take_off()
-        leave(self._parts.mesh)
+            self._components.states.close()
+            self._take_off()
+            leave(self._mesh)

@@ -12,34 +12,27 @@ from typing import Any
 from torch import nn, optim
 from torch.utils.data import Dataset
 
-from dsrun.config.config import Config
 from dsrun.config.load import load
 from dsrun.config.text.source import ConfigSource
 
 from ..checkpoint.save.fence import Fence
 from ..data.loader import TrainingLoader
 from ..data.stream import StreamLoader
-from ..mesh.join.groups import ProcessGroupMesh
-from ..mesh.spec import DATA_AXIS
-from ..precision.configured import autocast_of, loss_scale_of, skips_non_finite
+from ..protocols import SCRIPT_PHASE, Scheduler
 from ..zero.creation.construct import outside_of_constructions
-from .compose.data import Data, make_data
-from .compose.hooks import Hooks, attach
-from .compose.job import Job, join, mesh_of
+from .compose.data import make_data
+from .compose.hooks import attach
+from .compose.job import join
+from .compose.mesh import mesh_of
 from .compose.optimizer import OptimizerLike, SchedulerLike
 from .compose.precision import apply_precision, cast_around_modules
 from .compose.request import read_request
-from .compose.saving import Saving, make_saving
+from .compose.saving import make_saving
 from .engine import Engine
-from .host.disk import finder_of
-from .host.migration import MovingUpdate, tell_prediction
-from .host.tiers import Tiers, open_tiers
-from .observation import Observation, observe, tell_start
-from .parts import SCRIPT_PHASE, EngineParts, Scheduler
+from .host.tiers import open_tiers
+from .observation import observe, tell_start
 from .shard import shard_model
-from .sharded_model import ShardedModel
-from .step import StepParts
-from .update import Update, make_update
+from .update import make_update
 
 
 @outside_of_constructions()  # a script may call it inside `zero.Init`
@@ -74,10 +67,10 @@ def initialize(
         model_parameters: parameters or group dicts for the optimizer; all trainable ones by default.
         training_data: a map-style dataset to make a loader of; or a stream, whose order is kept.
         lr_scheduler: a schedule, or a function that makes one of the optimizer; goes before the config's.
-        distributed_port: without effect, for DeepSpeed's calls: ranks meet where the environment says.
+        distributed_port: DeepSpeed's argument, without effect: ranks meet at the address in the environment.
         mpu: groups of a script that has other parallelism; taken where that has size 1, and kept as `engine.mpu`.
         dist_init_required: False: the script has joined its process group already.
-        collate_fn: for the loader.
+        collate_fn: function that makes a batch of a list of samples, for the training loader; None for the default.
         config: path, dict or text of the config; None: the one given to `dsrun`.
         mesh_param: (ranks, 1), for DeepSpeed's calls.
         config_params: DeepSpeed's older name of `config`.
@@ -119,78 +112,12 @@ def initialize(
     hooks = attach(sharded, settings, mesh, optimizer=update.shards, away=update.away, fence=fence, say=job.say)
     observation = observe(sharded, settings, mesh, predicted)
     saving = make_saving(settings, mesh, fence)
-    engine = Engine(_parts(job, settings, mesh, tiers, sharded, update, data, hooks, observation, saving))
+    engine = Engine(
+        settings, job, mesh, observation, saving, tiers=tiers, sharded=sharded, update=update, data=data, hooks=hooks
+    )
     engine.mpu = mpu
-    _begin(engine, settings, update)
+    if settings.checkpoint.save_on_signal is not None:
+        engine.save_on_signal(settings.checkpoint.save_on_signal, settings.checkpoint.signals)
     tell_start(sharded, settings, mesh, observation)
     job.heartbeat.beat(step=0, phase=SCRIPT_PHASE)
     return engine, update.optimizer, data.loader, update.scheduler
-
-
-def _parts(
-    job: Job,
-    settings: Config,
-    mesh: ProcessGroupMesh,
-    tiers: Tiers,
-    sharded: ShardedModel,
-    update: Update,
-    data: Data,
-    hooks: Hooks,
-    observation: Observation,
-    saving: Saving,
-) -> EngineParts:
-    step = StepParts(
-        units=sharded.units,
-        plan=sharded.plan,
-        collectives=mesh.axes[DATA_AXIS],
-        reducer=sharded.reducer,
-        optimizer=update.shards,
-        store=sharded.store,
-        writes=hooks.access.writes,
-        away=update.away,
-    )
-    compute = sharded.precision.compute
-    return EngineParts(
-        module=sharded.module,
-        mesh=mesh,
-        collectives=mesh.axes[DATA_AXIS],
-        hooks=hooks.units,
-        activations=hooks.activations,
-        step=step,
-        memory=tiers.memory,
-        bus=tiers.bus,
-        optimizer=update.optimizer,
-        scheduler=update.scheduler,
-        loader=data.loader,
-        loading=data.options,
-        batch=data.batch,
-        config=settings.raw,
-        stage=settings.zero_optimization.stage,
-        compute=compute,
-        clipping=settings.gradient_clipping,
-        skip_non_finite=skips_non_finite(settings),
-        loss_scale=loss_scale_of(settings),
-        cast_inputs=compute if settings.fp16.enabled and settings.fp16.auto_cast else None,
-        autocast=autocast_of(settings),
-        steps_per_print=settings.steps_per_print,
-        records=observation.records,
-        heartbeat=job.heartbeat,
-        resume=saving.resume,
-        predicted_state_bytes=observation.state_bytes,
-        predicted_host_bytes=observation.host_bytes,
-        wear=observation.wear,
-        drives=observation.drives,
-        frozen_units=sharded.frozen,
-        saver=saving.saver,
-        on_drive=finder_of(sharded.disk, sharded.slices_on_disk),
-        copies=saving.copies,
-        torn=hooks.access.torn,
-    )
-
-
-def _begin(engine: Engine, settings: Config, update: Update) -> None:
-    """Has an engine follow what happens outside of it: units that move, and signals."""
-    if isinstance(update.away, MovingUpdate):
-        update.away.moved = tell_prediction(engine, update.optimizer)
-    if settings.checkpoint.save_on_signal is not None:
-        engine.save_on_signal(settings.checkpoint.save_on_signal, settings.checkpoint.signals)

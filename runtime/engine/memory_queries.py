@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from weakref import ref
 
-from torch import nn, optim
+from torch import optim
 
+from ..checkpoint.save.saver import Saver
 from ..memory.arenas import ArenaReport, OutsideUse
-from ..memory.reused import ReusedMemory
-from ..observe.memory import measure
-from ..observe.memory_report import MemoryReport
-from ..observe.memory_watch import MemoryWatch
+from ..mesh.join.groups import ProcessGroupMesh
+from ..observe.memory import StatePrediction, measure
 from ..offload.params.on_disk import DiskShards
 from ..zero.partition_parameters import memory_of
 from ..zero.units.trained import is_trained
-from .parts import EngineParts
+from .host.tiers import Tiers
+from .model.sharded import ShardedModel
+from .offload_states import OffloadedStates
+from .saving.memory_copies import CopiesInMemory
+from .update import Update
 
 #: What asynchronous saves copy state to; in host memory, wherever the model computes.
 _COPY = "copy of a checkpoint"
@@ -22,71 +26,101 @@ _COPY = "copy of a checkpoint"
 _SPARE = "kept for states that leave"
 
 
-class HeldMemory:
-    """What an engine says of memory; enters no collective."""
+class MemoryQueries:
+    """What an engine says of its rank's memory; enters no collective.
 
-    _parts: EngineParts
-    _memory_watch: MemoryWatch
-    _copies: ReusedMemory | None
-    module: nn.Module
-    optimizer: optim.Optimizer | None
+    Args:
+        mesh: Device that training uses.
+        tiers: Arenas of the long-lived buffers.
+        sharded: The model.
+        update: The optimizer and its states.
+        predicted: Model state of this rank between steps, as predicted.
+        saver: Writer of checkpoints, which may hold a copy of the state.
+        copies: Copies in memory.
+        states: States that are in host memory for a while.
 
-    def model_state_bytes(self) -> int:
-        """Bytes of parameters, gradients, masters and optimizer states that this rank holds in memory now."""
-        units = [*self._parts.step.units, *self._parts.frozen_units]
+    Attributes:
+        predicted_bytes: Bytes of model state that this rank should hold now.
+        predicted_host_bytes: Bytes of them that should lie in host memory apart from the device's.
+    """
+
+    def __init__(
+        self,
+        mesh: ProcessGroupMesh,
+        tiers: Tiers,
+        sharded: ShardedModel,
+        update: Update,
+        predicted: StatePrediction,
+        *,
+        saver: Saver,
+        copies: CopiesInMemory,
+        states: OffloadedStates,
+    ) -> None:
+        self._mesh = mesh
+        self._arenas = tiers.memory
+        self._sharded = sharded
+        self._update = update
+        self._saver = saver
+        self._copies = copies
+        self._states = states
+        self.expect(predicted)
+
+    def expect(self, predicted: StatePrediction) -> None:
+        """Takes over what is predicted from now on: units have moved."""
+        self.predicted_bytes = predicted.total_bytes()
+        self.predicted_host_bytes = predicted.host_bytes()
+
+    def state_bytes(self) -> int:
+        """Returns the bytes of model state that this rank holds now, see `Engine.model_state_bytes`."""
+        units = [*self._sharded.units, *self._sharded.frozen]
         buffers = [t for u in units for t in (u.flat_param, u.flat_grad, u.shard, u.grad_sum)]
         buffers += [t for u in units for t in ([u.master] if u.halves is None else u.halves.buffers())]
         tiers = {id(u.tier): u.tier for u in units if isinstance(u.tier, DiskShards)}.values()
         buffers += [t for tier in tiers for t in tier.buffers()]
         windows = {id(u.window): u.window for u in units if u.window is not None}.values()
         buffers += [t for window in windows for t in (window.grad, window.master) if t is not None]
-        buffers += [memory_of(param) for param in self.module.parameters() if not is_trained(param)]
-        states = [] if self.optimizer is None else self._parts.step.optimizer.tensors()
-        away = [] if self._parts.step.away is None else self._parts.step.away.buffers()
-        return measure(t for t in (*buffers, *states, *away) if self._parts.memory.takes_memory(t))
+        buffers += [memory_of(param) for param in self._sharded.module.parameters() if not is_trained(param)]
+        states = [] if self._update.optimizer is None else self._update.shards.tensors()
+        away = [] if self._update.away is None else self._update.away.buffers()
+        return measure(t for t in (*buffers, *states, *away) if self._arenas.takes_memory(t))
 
-    def expect_state_bytes(self, total: int, host: int) -> None:
-        """Says how many bytes of model state there are from now on, and how many of them in host memory."""
-        self._parts = replace(self._parts, predicted_state_bytes=total, predicted_host_bytes=host)
-
-    def memory_arenas(self) -> ArenaReport:
-        """Returns the arenas of this rank's long-lived buffers with their high-water marks; its `str` is a table.
-
-        What lies outside of them comes with it: frozen parameters and the module's buffers, which are the model's own,
-        optimizer states that nobody could foresee, the copy of state that the last asynchronous save has written, and
-        host memory that `offload_states` keeps for its next call.
-        """
-        memory = self._parts.memory
+    def arenas(self) -> ArenaReport:
+        """Returns the arenas and what lies outside of them, see `Engine.memory_arenas`."""
+        module = self._sharded.module
         held = {
-            "frozen parameters": [param for param in self.module.parameters() if not is_trained(param)],
-            "module buffers": list(self.module.buffers()),
-            "other optimizer states": [] if self.optimizer is None else self._parts.step.optimizer.tensors(),
+            "frozen parameters": [param for param in module.parameters() if not is_trained(param)],
+            "module buffers": list(module.buffers()),
+            "other optimizer states": [] if self._update.optimizer is None else self._update.shards.tensors(),
         }
-        outside = {name: measure(t for t in tensors if not memory.holds(t)) for name, tensors in held.items()}
-        outside[_COPY] = self._parts.saver.staged_bytes
-        outside[_SPARE] = 0 if self._copies is None else self._copies.spare_bytes
-        return memory.report([OutsideUse(name, nbytes) for name, nbytes in outside.items() if nbytes])
+        outside = {name: measure(t for t in tensors if not self._arenas.holds(t)) for name, tensors in held.items()}
+        outside[_COPY] = self._saver.staged_bytes
+        outside[_SPARE] = self._states.spare_bytes
+        return self._arenas.report([OutsideUse(name, nbytes) for name, nbytes in outside.items() if nbytes])
 
-    def memory_report(self) -> MemoryReport:
-        """Returns what this rank held over the last step that was sampled, its peaks and their owners.
-
-        Steps 1, 2, 3, 10, 100 and so on are sampled, and growth is watched over 50 steps; enters no collective. Its
-        `str` is for a terminal; `save_plot` draws it.
-        """
-        return MemoryReport(
-            samples=self._memory_watch.samples,
-            growths=self._memory_watch.growths,
-            state_predicted_bytes=self._parts.predicted_state_bytes,
-            state_bytes=self.model_state_bytes(),
-        )
-
-    def _memory_kinds(self) -> tuple[tuple[str, int], ...]:
+    def kinds(self) -> tuple[tuple[str, int], ...]:
         """Returns names and bytes of what is held for long where the model computes: on a CPU, the host's part too."""
-        report = self.memory_arenas()
-        on_cpu = self._parts.mesh.device.type == "cpu"
+        report = self.arenas()
+        on_cpu = self._mesh.device.type == "cpu"
         counted = ("device", "host") if on_cpu else ("device",)
         inside = [(use.name, use.reserved_bytes) for use in report.arenas if use.tier in counted]
         outside = [(use.name, use.used_bytes) for use in report.outside if on_cpu or use.name not in (_COPY, _SPARE)]
-        copies = 0 if self._parts.copies is None or not on_cpu else self._parts.copies.held_bytes
+        copies = self._copies.held_bytes if on_cpu else 0
         kept = [("copies in memory", copies)] if copies else []
         return (*inside, *outside, *kept)
+
+
+def prediction_follower(queries: MemoryQueries, optimizer: optim.Optimizer | None) -> Callable[[ShardedModel], None]:
+    """Returns a function that has `queries` expect what a changed model needs; it does not keep `queries` alive.
+
+    Args:
+        queries: Comparison of what is held with what was predicted.
+        optimizer: Optimizer whose states come with the units.
+    """
+    weakly = ref(queries)
+
+    def follow(sharded: ShardedModel) -> None:
+        found = weakly()
+        if found is not None:
+            found.expect(sharded.prediction(optimizer))
+
+    return follow

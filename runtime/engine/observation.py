@@ -16,7 +16,7 @@ from ..observe.records import RecordWriter
 from ..observe.wear import DiskWear
 from .compose.start_report import open_run, records_path
 from .host.disk import counts_of_drives, wear_of
-from .sharded_model import ShardedModel
+from .model.sharded import ShardedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +24,16 @@ class Observation:
     """What is told of a run.
 
     Attributes:
-        records: Where steps are recorded.
+        records: Writer of the steps' records.
         wear: Counts of what goes to drives; None where nothing does.
-        drives: Returns what was read from drives and written there.
-        state_bytes: Model state of this rank, as predicted.
-        host_bytes: What of it lies in host memory, apart from the device's.
+        drives: Function that returns the counts of reads and writes of drives.
+        predicted: Model state of this rank between steps, as predicted.
     """
 
     records: RecordWriter
     wear: DiskWear | None
     drives: Callable[[], IoCounts]
-    state_bytes: int
-    host_bytes: int
+    predicted: StatePrediction
 
 
 def observe(sharded: ShardedModel, settings: Config, mesh: ProcessGroupMesh, predicted: StatePrediction) -> Observation:
@@ -50,7 +48,7 @@ def observe(sharded: ShardedModel, settings: Config, mesh: ProcessGroupMesh, pre
     records = RecordWriter(records_path(mesh.info))
     wear = wear_of(sharded.disk, sharded.slices_on_disk, settings, records, rank=mesh.info.rank)
     drives = partial(counts_of_drives, sharded.disk, sharded.slices_on_disk)
-    return Observation(records, wear, drives, predicted.total_bytes(), predicted.host_bytes())
+    return Observation(records, wear, drives, predicted)
 
 
 def tell_start(sharded: ShardedModel, settings: Config, mesh: ProcessGroupMesh, observation: Observation) -> None:
@@ -63,6 +61,6 @@ def tell_start(sharded: ShardedModel, settings: Config, mesh: ProcessGroupMesh, 
         observation.records,
         precision=sharded.precision,
         stage=settings.zero_optimization.stage,
-        state_bytes=observation.state_bytes,
+        state_bytes=observation.predicted.total_bytes(),
         auto_sizes=None if told is None else f"{told}, of {sharded.gathering.slot_count} gather slots",
     )

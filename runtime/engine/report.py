@@ -14,7 +14,7 @@ from ..mesh.collectives import Collectives
 from ..observe.memory import used_bytes
 from ..observe.records import RecordWriter
 from ..observe.wear import DiskWear
-from .state import Counters
+from .progress import Counters
 from .step import StepResult
 
 
@@ -23,12 +23,12 @@ class StepReport:
 
     Args:
         collectives: ranks to average the loss over.
-        records: where steps are recorded.
+        records: writer of the run's records, which gets each step.
         steps_per_print: optimizer steps between printed lines; None for none.
-        device: where losses are summed, without a host read.
+        device: device that losses are summed on, so that the host need not read them.
         model_numel: parameters, for the estimate of operations.
         total_steps: optimizer steps of the whole run, where the schedule says so.
-        wear: counts what goes to disks; None where nothing does.
+        wear: counter of the bytes written to disks; None where nothing goes to disks.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class StepReport:
         self._collectives = collectives
         self._records = records
         self._steps_per_print = steps_per_print
-        #: fp64, [2]: losses since the last step, and what this rank wishes, for the step's own all-reduce.
-        self.told_2 = torch.zeros(2, dtype=torch.float64, device=device)
+        #: fp64, [2]: losses since the last step, and its request to stop, for the step's own all-reduce.
+        self.shared_2 = torch.zeros(2, dtype=torch.float64, device=device)
         self._losses = 0
         self._missed = False  # a loss of the present step
         self._tokens = 0
@@ -58,16 +58,16 @@ class StepReport:
 
     def add_loss(self, loss: Tensor) -> None:
         """Takes one micro batch's mean loss, detached, [1], on any device: scripts move what the model returns."""
-        self.told_2[:1] += loss.to(self._device)
+        self.shared_2[:1] += loss.to(self._device)
         self._losses += 1
 
     def miss_loss(self) -> None:
         """A micro batch's loss is not known: the mean of this step is not told."""
         self._missed = True
 
-    def wish(self, number: float) -> None:
+    def add_stop_request(self, number: float) -> None:
         """Tells the other ranks a number with the next step, see `stop_signals`."""
-        self.told_2[1:].fill_(number)
+        self.shared_2[1:].fill_(number)
 
     def add_tokens(self, tokens: int) -> None:
         """Takes the tokens of one forward that trains; 0 where they are not known."""
@@ -79,15 +79,15 @@ class StepReport:
         """Reports one optimizer step.
 
         Args:
-            result: what the step did.
-            counters: with this step counted.
+            result: result of the step.
+            counters: training counters, with this step counted.
             lr: the rates it was taken with.
-            samples: of all ranks in this step.
+            samples: number of samples of all ranks in this step.
             next_scale: loss scale of the next step.
         """
         loss = None if self._missed else result.loss_sum / (max(1, self._losses) * self._collectives.size)
         self._missed = False
-        self.told_2.zero_()
+        self.shared_2.zero_()
         self._losses = 0
         # The other ranks' batches have the same shape, or nearly: no collective is spent on their numbers.
         tokens, self._tokens = self._tokens * self._collectives.size, 0

@@ -1,6 +1,6 @@
 """A model sharded as the plan says: units with their buffers, how parameters are gathered and gradients reduced.
 
-No hook is placed and no optimizer made here; what becomes of the model is a value, in `sharded_model.py`.
+No hook is placed and no optimizer made here; what becomes of the model is a value, in `model/sharded.py`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ..offload.params.on_disk import DiskShards
 from ..offload.params.on_host import HostShards
 from ..optim.groups import GroupAssignment
 from ..precision.configured import autocast_of
-from ..precision.kept import Kept, find_kept
+from ..precision.fp32_modules import Fp32Modules, find_fp32_modules
 from ..precision.policy import DTYPES, PrecisionPolicy
-from ..precision.traffic import find_light
+from ..precision.traffic import low_precision_gradients
 from ..zero.creation.frozen import join_frozen, place_frozen
 from ..zero.creation.meta import has_meta, materialise
 from ..zero.creation.placement import Placement
-from ..zero.creation.seeds import Nursery
+from ..zero.creation.unbuilt import UnbuiltParameters
 from ..zero.creation.units import build_store, build_units
 from ..zero.grads.reducer import GradReducer
 from ..zero.params.slots import turns_of
@@ -43,7 +43,7 @@ from .compose.describe import hidden_size
 from .compose.request import Request
 from .host.disk import file_of_parameters
 from .host.tiers import Tiers
-from .sharded_model import ShardedModel, sums_of
+from .model.sharded import ShardedModel, sums_of
 
 _STAYS_WITH_OPTIMIZER = (
     "dsrun: parameters in the optimizer's own dtype are what it updates, so with the optimizer on the device trained "
@@ -79,7 +79,8 @@ def shard_model(
         mesh: ranks and device.
         precision: dtypes of parameters and masters.
         tiers: Memory of the device, its host and drives, and whose masters go where.
-        say: told once what goes otherwise than the config asks.
+        say: callback that gets a message, once for the whole job, about each thing that goes otherwise than the config
+            asks.
 
     Raises:
         ModelError: a parameter is a copy of a sharded one, or on the meta device with no method that gives it values.
@@ -91,20 +92,20 @@ def shard_model(
     mark_leaves(model, classes=leaves.classes, names=leaves.names, name_suffixes=leaves.name_suffixes, say=say)
     slices = _slices_of_parameters(settings, plan, mesh, tiers, say=say)
     if has_meta(model):
-        materialise(model, Nursery(data_axis, device=mesh.device, on_host=slices is not None))
+        materialise(model, UnbuiltParameters(data_axis, device=mesh.device, on_host=slices is not None))
     left_out = mark_left_out(model, assignment.group_of)  # by now, for those on the meta device have been made anew
     if left_out:
         _tell_left_out(left_out, say)
-    kept = find_kept(model, settings.data_types.keep_in_fp32_modules, compute=precision.compute)
+    kept = find_fp32_modules(model, settings.data_types.keep_in_fp32_modules, compute=precision.compute)
     # An optimizer on the device that updates the very parameters has them there.
     trained_leave = slices is not None and (precision.has_separate_master or tiers.host is not None or not updates)
     placement = _placement(tiers, slices if trained_leave else None, precision)
     units = _trained_units(
         model, settings, assignment, mesh, precision=precision, kept=kept, placement=placement, memory=memory
     )
-    leaving = [unit for unit in units if unit.is_away]
+    leaving = [unit for unit in units if unit.steps_on_host]
     _end_admissions(tiers, leaving)
-    _reserve_leaving(slices, [unit for unit in units if updates and not unit.is_away], precision.compute)
+    _reserve_leaving(slices, [unit for unit in units if updates and not unit.steps_on_host], precision.compute)
     hidden = hidden_size(model, units)
     resolved = settings if hidden is None else resolve_buckets(settings, hidden)
     budgets = gather_budgets(resolved)
@@ -164,15 +165,17 @@ def _trained_units(
     mesh: ProcessGroupMesh,
     *,
     precision: PrecisionPolicy,
-    kept: Kept,
+    kept: Fp32Modules,
     placement: Placement,
     memory: Arenas,
 ) -> list[ParamUnit]:
     specs = find_units(
         model,
         kept=kept.tensors,
-        light=find_light(model, settings.torch_autocast.lower_precision_safe_modules, compute=precision.compute),
-        wire=autocast_of(settings),
+        light=low_precision_gradients(
+            model, settings.torch_autocast.lower_precision_safe_modules, compute=precision.compute
+        ),
+        comm_dtype=autocast_of(settings),
     )
     return build_units(
         specs,
@@ -211,13 +214,13 @@ def _host_gradients(
     if tiers.host is None or not leaving:
         return None
     assert settings.batch is not None, "the config was loaded with a world size"
-    size, wire = mesh.axes[DATA_AXIS].size, settings.communication_data_type
+    size, comm_name = mesh.axes[DATA_AXIS].size, settings.communication_data_type
     divide_before, divide_by = _divisors(settings, size)
     return HostGradients(
         [unit.owned[1] - unit.owned[0] for unit in leaving],
         bus=tiers.host.bus,
         device=mesh.device,
-        travels=DTYPES[wire] if wire is not None and size > 1 else compute,
+        travels=DTYPES[comm_name] if comm_name is not None and size > 1 else compute,
         accumulates=settings.batch.accumulation_steps > 1,
         factor=divide_before / divide_by,
         pool=tiers.host.pool,
@@ -236,7 +239,7 @@ def _reducer(
     away: HostGradients | None,
     memory: Arenas,
 ) -> GradReducer:
-    wire = settings.communication_data_type
+    comm_name = settings.communication_data_type
     divide_before, divide_by = _divisors(settings, collectives.size)
     return GradReducer(
         units,
@@ -245,7 +248,7 @@ def _reducer(
         shard_gradients=plan.shard_gradients,
         divide_before=divide_before,
         divide_by=divide_by,
-        wire=None if wire is None else DTYPES[wire],
+        comm_dtype=None if comm_name is None else DTYPES[comm_name],
         sums=None if away is None else sums_of(units, leaving, away),
         sums_early=away is not None,  # they leave the device beside the backward
         memory=memory,

@@ -26,15 +26,15 @@ class StepResult:
     """What one step did.
 
     Attributes:
-        grad_norm: before clipping, without the loss scale.
+        grad_norm: global gradient norm before clipping, without the loss scale.
         applied: whether the parameters were updated.
-        loss_sum: of all micro batches of all ranks.
-        non_finite: where the norm is inf or nan: the first parameter whose gradient is; None where only the sum of the
-            squares has left fp32's range.
-        loss_scale: that the losses of this step were multiplied by.
+        loss_sum: sum of the losses of all micro batches of all ranks.
+        non_finite: name of the first parameter with an inf or nan gradient, where the norm is inf or nan. None where
+            the norm is finite, or only the sum of the squares has left fp32's range.
+        loss_scale: factor that the losses of this step were multiplied by.
         ahead: share of what this rank updates in host memory whose update was computed before the norm was known, and
             counts; None: nothing is, as a rule.
-        wish: sum over the ranks of what each wants after this step, see `stop_signals`; 0 where none wants anything.
+        stop_request: sum over the ranks of the requests to stop, see `stop_signals`; 0 where no rank was asked to.
     """
 
     grad_norm: float
@@ -42,7 +42,7 @@ class StepResult:
     loss_sum: float
     non_finite: str | None = None
     loss_scale: float = 1.0
-    wish: float = 0.0
+    stop_request: float = 0.0
     ahead: float | None = None
 
     @property
@@ -53,7 +53,7 @@ class StepResult:
         return f"the gradient of `{self.non_finite}` is not finite"
 
 
-class UpdateAway(Protocol):
+class DeferredUpdate(Protocol):
     """An update that is taken elsewhere, and may go on behind the step that began it."""
 
     @property
@@ -65,8 +65,8 @@ class UpdateAway(Protocol):
         """A backward begins, and the last update has settled.
 
         Args:
-            coefficient: that `begin` will be called with after it, if neither clipping nor overflow acts; None: there
-                are more micro steps before the next update.
+            coefficient: factor that `begin` will get if neither clipping nor overflow acts; None where more micro steps
+                come before the next update, or masters lack values that the script has written.
         """
         ...
 
@@ -106,13 +106,13 @@ class StepParts:
 
     Attributes:
         units: all units.
-        plan: what is sharded.
+        plan: plan of what is sharded.
         collectives: the axis it is sharded over.
-        reducer: of the gradients.
-        optimizer: of the masters.
-        store: of the parameters.
-        writes: of scripts to parameters; None: nobody looks for any.
-        away: takes the update where masters do not lie beside the parameters; None: they do.
+        reducer: reducer of the gradients.
+        optimizer: sharded optimizer of the master parameters.
+        store: parameter store.
+        writes: watch over what scripts write to parameters.
+        away: update that is taken where masters do not lie beside the parameters; None where they do.
     """
 
     units: Sequence[ParamUnit]
@@ -121,15 +121,15 @@ class StepParts:
     reducer: GradReducer
     optimizer: ShardOptimizer
     store: ParamStore
-    writes: ScriptWrites | None = None
-    away: UpdateAway | None = None
+    writes: ScriptWrites
+    away: DeferredUpdate | None = None
 
 
 def take_step(
     parts: StepParts,
     *,
     at: str,
-    told_2: Tensor,
+    shared_2: Tensor,
     clipping: float,
     skip_non_finite: bool,
     loss_scale: float = 1.0,
@@ -137,12 +137,12 @@ def take_step(
     """Updates the parameters from the accumulated gradients; every rank must call.
 
     Args:
-        parts: what to work on.
-        at: which step it is, for errors.
-        told_2: fp64, [2], what this rank tells the others: its sum of losses since the last step, and its wish.
+        parts: parts that the step works on.
+        at: text that names the step, for error messages.
+        shared_2: fp64, [2], this rank's sum of losses since the last step, and its request to stop.
         clipping: largest global gradient norm; 0 for none.
-        skip_non_finite: leave the parameters as they are where a gradient is inf or nan.
-        loss_scale: by which the losses of this step were multiplied before their backward.
+        skip_non_finite: whether the parameters stay as they are where a gradient is inf or nan.
+        loss_scale: factor that the losses of this step were multiplied by before their backward.
 
     Raises:
         ModelError: the ranks gathered different units, so what they computed is not one model's; on every rank.
@@ -156,13 +156,12 @@ def take_step(
         parts.collectives,
         spread=parts.plan.shard_optimizer,
         total_numel=sum(unit.layout.padded_numel for unit in parts.units),
-        mark=parts.store.take_fingerprint() ^ (0 if parts.writes is None else parts.writes.take_mark()),
-        extra_N=told_2,
+        mark=parts.store.take_fingerprint() ^ parts.writes.take_mark(),
+        extra_N=shared_2,
         more=[] if unused is None else [unused.count_1()],
     )
     if totals.largest != totals.smallest:
-        if parts.writes is not None:
-            parts.writes.refuse_differences(at)
+        parts.writes.refuse_differences(at)
         parts.store.refuse_order(at)
     norm = totals.norm / loss_scale
 

@@ -14,32 +14,44 @@ from ..mesh.join.groups import ProcessGroupMesh
 from ..mesh.spec import DATA_AXIS
 from ..optim.sharded import ShardOptimizer
 from ..optim.states.format import FP32_STATES, STATE_FORMATS
-from ..protocols import ChangeFence
+from ..precision.configured import loss_scale_of, skips_non_finite
+from ..precision.loss_scale import LossScale
+from ..protocols import ChangeFence, Scheduler
+from ..zero.access.script_writes import ScriptWrites
 from .compose.optimizer import make_optimizer, make_scheduler
 from .compose.request import Request
 from .host.build import update_on_host
 from .host.migration import moving_update
 from .host.tiers import Tiers
-from .parts import Scheduler
-from .sharded_model import ShardedModel
-from .step import UpdateAway
+from .model.sharded import ShardedModel
+from .step import DeferredUpdate, StepParts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, kw_only=True)
 class Update:
-    """What changes the parameters.
+    """What changes the parameters. A script may give its engine another schedule, or take the optimizer away.
 
     Attributes:
         shards: Optimizer of the masters that this rank owns.
         optimizer: torch's, over the shards; None for an engine that only evaluates.
         scheduler: Schedule that is stepped after each applied update.
         away: Update that is taken where masters do not lie beside the parameters; None: they do.
+        loss_scale: Factor of losses before their backward.
+        clipping: Largest norm of the gradients of all ranks; 0 for none.
+        skip_non_finite: Whether an update is left out where a gradient is inf or nan.
     """
 
     shards: ShardOptimizer
     optimizer: optim.Optimizer | None
     scheduler: Scheduler | None
-    away: UpdateAway | None
+    away: DeferredUpdate | None
+    loss_scale: LossScale
+    clipping: float
+    skip_non_finite: bool
+
+    def learning_rates(self) -> list[float]:
+        """Returns the learning rate of each group; none where there is no optimizer."""
+        return [] if self.optimizer is None else [float(group["lr"]) for group in self.optimizer.param_groups]
 
 
 def make_update(
@@ -59,9 +71,9 @@ def make_update(
         settings: the config.
         mesh: ranks that the optimizer is sharded over.
         sharded: the model.
-        tiers: where masters and states live.
-        fence: keeps state as it is while a checkpoint copies it.
-        say: says something once for the whole job.
+        tiers: memory of the device, the host and drives that masters and states live in.
+        fence: fence that keeps state unchanged while a checkpoint copies it.
+        say: callback that prints a message once for the whole job, on rank 0.
 
     Raises:
         ModelError: optimizer, schedule and model do not go together.
@@ -70,7 +82,7 @@ def make_update(
         [unit.owned_range(request.assignment.group_of) for unit in sharded.units],
         group_count=len(request.assignment.options),
         axis=mesh.axes[DATA_AXIS] if sharded.plan.shard_optimizer else None,
-        stays=[not unit.is_away for unit in sharded.units],
+        stays=[not unit.steps_on_host for unit in sharded.units],
         fence=fence,
     )
     optimizer = make_optimizer(request.optimizer, shards, settings, request.assignment)
@@ -78,7 +90,36 @@ def make_update(
     if optimizer is not None:
         _house_states(shards, settings, sharded, tiers)
         away = _update_away(shards, settings, mesh, sharded, tiers, fence=fence, say=say)
-    return Update(shards, optimizer, make_scheduler(request.lr_scheduler, optimizer, settings), away)
+    return Update(
+        shards=shards,
+        optimizer=optimizer,
+        scheduler=make_scheduler(request.lr_scheduler, optimizer, settings),
+        away=away,
+        loss_scale=loss_scale_of(settings),
+        clipping=settings.gradient_clipping,
+        skip_non_finite=skips_non_finite(settings),
+    )
+
+
+def step_parts(sharded: ShardedModel, update: Update, mesh: ProcessGroupMesh, *, writes: ScriptWrites) -> StepParts:
+    """Returns what an optimizer step works on.
+
+    Args:
+        sharded: the model.
+        update: the optimizer of its masters.
+        mesh: ranks that state is cut over.
+        writes: values that the script writes to parameters.
+    """
+    return StepParts(
+        units=sharded.units,
+        plan=sharded.plan,
+        collectives=mesh.axes[DATA_AXIS],
+        reducer=sharded.reducer,
+        optimizer=update.shards,
+        store=sharded.store,
+        writes=writes,
+        away=update.away,
+    )
 
 
 def _house_states(shards: ShardOptimizer, settings: Config, sharded: ShardedModel, tiers: Tiers) -> None:
@@ -102,7 +143,7 @@ def _update_away(
     *,
     fence: ChangeFence,
     say: Callable[[str], None],
-) -> UpdateAway | None:
+) -> DeferredUpdate | None:
     """Returns the update of units whose masters have left the device; None where none have."""
     if tiers.host is None or tiers.residency is None or not sharded.leaving:
         return None

@@ -43,7 +43,7 @@ class ShardPiece:
         extent: the tensor.
         start: first row-major element of the tensor that lies in the range.
         stop: one past the last.
-        shard_offset: where `start` stands, counted from the start of the range.
+        shard_offset: position of element `start`, counted from the start of the range.
     """
 
     extent: TensorExtent

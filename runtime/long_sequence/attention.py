@@ -58,7 +58,7 @@ def attention(
         mask: True where a query sees a key, or a number to add; broadcast to [B, H, L, S]. Not together with `causal`.
         causal: a query sees the keys up to its own position.
         dropout: share of probabilities that are dropped; of evaluation the caller has to take care.
-        scale: of the scores; None for 1 / sqrt(D).
+        scale: factor of the scores; None for 1 / sqrt(D).
         kernel: `auto`, or by name.
 
     Returns:

@@ -40,7 +40,7 @@ class LossOptions:
     """How a loss is computed.
 
     Attributes:
-        reduction: over the tokens.
+        reduction: reduction over the tokens: `mean`, `sum` or `none`.
         ignore_index: target of tokens that do not count.
         label_smoothing: share of the target that is spread over the vocabulary.
         softcap: logits become softcap * tanh(logits / softcap); None for as they are.
@@ -62,11 +62,11 @@ def chunked_loss(
     """Returns the loss, fp32 or wider: a scalar, or [N] with `reduction="none"`; see [Note: gradients in the forward].
 
     Args:
-        hidden_ND: of any dtype.
-        weight_VD: of any dtype; its gradient is rounded to it once.
-        bias_V: or None.
+        hidden_ND: hidden states, shape [N, D], of any dtype.
+        weight_VD: weight of the linear layer, shape [V, D], of any dtype; its gradient is rounded to that dtype once.
+        bias_V: bias of the linear layer, shape [V]; None for none.
         targets_N: int64.
-        options: how.
+        options: options of the loss.
     """
     given = (hidden_ND, weight_VD, bias_V)
     wanted = tuple(torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in given)

@@ -41,7 +41,7 @@ def linear_cross_entropy(
 
     Args:
         hidden: shape [..., D], floating point.
-        weight_VD: of the output layer, shape [V, D], dtype of `hidden` or, under autocast, any.
+        weight_VD: weight of the output layer, shape [V, D], dtype of `hidden` or, under autocast, any.
         targets: int64, shape [...], in 0..V-1 or `ignore_index`.
         bias: shape [V].
         ignore_index: target of tokens that do not count.

@@ -26,8 +26,8 @@ class LossCall:
     """What of a call decides which code may compute it.
 
     Attributes:
-        device_type: of the hidden states.
-        reduction: over the tokens.
+        device_type: device type of the hidden states.
+        reduction: reduction over the tokens: `mean`, `sum` or `none`.
         label_smoothing: share of the target that is spread over the vocabulary.
         softcap: bound of the logits; None for none.
     """
@@ -97,8 +97,8 @@ class LossBytes:
     """Bytes of one call with `kernel="chunks"`, of which gradients of hidden states and weight are wanted.
 
     Attributes:
-        kept: between forward and backward: the two gradients.
-        forward: at most in forward, with what is kept.
+        kept: bytes kept between forward and backward: the two gradients.
+        forward: most bytes in forward, those that are kept included.
     """
 
     kept: int

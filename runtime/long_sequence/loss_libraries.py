@@ -34,11 +34,12 @@ def loss_by_library(
 
     Args:
         kernel: `torch` or `liger`.
-        hidden_ND: of any dtype; converted, as are weight and bias, to that of the products.
+        hidden_ND: hidden states, shape [N, D], of any dtype; converted, as are weight and bias, to the dtype of the
+            matrix products.
         weight_VD: the weight.
-        bias_V: or None.
+        bias_V: bias of the linear layer, shape [V]; None for none.
         targets_N: int64.
-        options: how; Liger chooses its own chunks.
+        options: options of the loss; Liger chooses its own chunks.
 
     Raises:
         ModuleNotFoundError: Liger is not installed.

@@ -43,11 +43,11 @@ class ArenaUse:
     """One arena, in bytes.
 
     Attributes:
-        name: what it is for.
-        tier: where it lies: beside the computing, or in host memory apart from it.
-        dtype: of its elements.
-        reserved_bytes: what was allocated.
-        used_bytes: what is handed out now; views are rounded up to `VIEW_ALIGN` elements.
+        name: name of the arena, which says what it is for.
+        tier: tier of the memory: the device that computes, host memory apart from it, or the disk.
+        dtype: dtype of the elements, as text such as `float32`.
+        reserved_bytes: bytes that were allocated.
+        used_bytes: bytes that are handed out now; views are rounded up to `VIEW_ALIGN` elements.
         high_water_bytes: the most that was handed out at once.
         hole_bytes: free memory below what is in use: what lifetimes have left.
     """
@@ -109,11 +109,11 @@ class Arena:
     """See [Note: arenas].
 
     Args:
-        name: what it is for.
-        zeros: makes its memory, and decides its dtype and device.
+        name: name of the arena, which says what it is for.
+        zeros: function that makes the arena's memory, and so decides its dtype and device.
         numel: elements to reserve now, of all views that will be out at once; see `room_for`.
         grows: allocate more when views do not fit; else that is an error of who reserved.
-        tier: where it lies, for reports.
+        tier: tier of the memory, for reports.
         leaves: may be put away and brought back; its memory is of this process alone, and no script sees its views.
     """
 
@@ -143,8 +143,8 @@ class Arena:
 
         Args:
             numel: elements.
-            moved: called with the view's successor, which holds the same, when `compact` has moved it; the first one
-                must not be used any more. None: it stays where it is.
+            moved: callback that gets the new view, with the same values, when `compact` has moved it; the old view must
+                not be used any more. None for a view that stays where it is.
         """
         if numel == 0:
             return self._empty

@@ -27,8 +27,8 @@ class ArenaReport:
     """What one rank holds for long.
 
     Attributes:
-        arenas: in the order in which they were made.
-        outside: what lies in none.
+        arenas: memory use of each arena, in the order in which the arenas were made.
+        outside: long-lived memory that lies in no arena.
     """
 
     arenas: tuple[ArenaUse, ...]
@@ -82,11 +82,11 @@ class Arenas:
         """Makes an arena of `numel` elements, see `arena.room_for`; where `zeros` is a collective, on every rank.
 
         Args:
-            name: what it is for.
+            name: name of the arena, which says what it is for.
             numel: elements.
-            zeros: see `Arena`.
-            tier: see `Arena`.
-            leaves: see `Arena`.
+            zeros: function that makes the arena's memory, and so decides its dtype and device; see `Arena`.
+            tier: tier of the memory, for reports; see `Arena`.
+            leaves: whether the memory may be put away and brought back; see `Arena`.
             apart: every view is an allocation of its own, made when it is taken, which `Arena.release` gives back.
         """
         if apart:

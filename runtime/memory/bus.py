@@ -34,20 +34,20 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(slots=True)
-class Moved:
+class CopyCounts:
     """Copies one way: how many, and their bytes."""
 
     calls: int = 0
     nbytes: int = 0
 
 
-def _nothing_moved() -> dict[Kind, Moved]:
-    return {kind: Moved() for kind in KINDS}
+def _nothing_moved() -> dict[Kind, CopyCounts]:
+    return {kind: CopyCounts() for kind in KINDS}
 
 
-def _difference(now: dict[Kind, Moved], earlier: dict[Kind, Moved]) -> dict[Kind, Moved]:
+def _difference(now: dict[Kind, CopyCounts], earlier: dict[Kind, CopyCounts]) -> dict[Kind, CopyCounts]:
     return {
-        kind: Moved(moved.calls - earlier[kind].calls, moved.nbytes - earlier[kind].nbytes)
+        kind: CopyCounts(moved.calls - earlier[kind].calls, moved.nbytes - earlier[kind].nbytes)
         for kind, moved in now.items()
     }
 
@@ -56,8 +56,8 @@ def _difference(now: dict[Kind, Moved], earlier: dict[Kind, Moved]) -> dict[Kind
 class BusCounts:
     """What was copied since the beginning, by kind; counted when a copy starts."""
 
-    out: dict[Kind, Moved] = field(default_factory=_nothing_moved)
-    back: dict[Kind, Moved] = field(default_factory=_nothing_moved)
+    out: dict[Kind, CopyCounts] = field(default_factory=_nothing_moved)
+    back: dict[Kind, CopyCounts] = field(default_factory=_nothing_moved)
 
     def since(self, earlier: BusCounts) -> BusCounts:
         """Returns what was copied after `earlier` was taken; these numbers stand still."""
@@ -109,11 +109,13 @@ class Bus(Protocol):
         """Starts a copy to host memory.
 
         Args:
-            source_N: on the device, [N], contiguous; lives, and stays what it is, until the event has been waited for.
-            host_N: of host memory, [N], same dtype: a bus converts nothing.
-            kind: what the elements are.
+            source_N: tensor on the device, [N], contiguous; it must live and stay unchanged until the event has been
+                waited for.
+            host_N: host memory to copy to, [N], same dtype: a bus converts nothing.
+            kind: kind of the elements, such as `gradients`.
             after: copies of this bus that must be done before: they read or wrote the same memory.
-            mark: what computes `source_N` lies before it; None: all that the current stream has been given does.
+            mark: point of a compute stream that the copy begins behind; what computes `source_N` lies before it. None
+                for all that the current stream has been given.
         """
         ...
 
@@ -123,12 +125,12 @@ class Bus(Protocol):
         """Starts a copy to the device.
 
         Args:
-            host_N: of host memory, [N], contiguous; stays what it is until the event is done.
-            target_N: on the device, [N], same dtype; allocated before the call, read after `wait`.
-            kind: what the elements are.
+            host_N: host memory to copy from, [N], contiguous; it must stay unchanged until the event is done.
+            target_N: tensor on the device, [N], same dtype; allocated before the call, read after `wait`.
+            kind: kind of the elements, such as `parameters`.
             after: copies of this bus that must be done before, as one that brings `host_N` its values.
-            mark: what uses the present values of `target_N` lies before it; None: all that the current stream has been
-                given does.
+            mark: point of a compute stream that the copy begins behind; what uses the old values of `target_N` lies
+                before it. None for all that the current stream has been given.
         """
         ...
 
@@ -201,8 +203,8 @@ class ThreadBus:
     """Where the device is the CPU: a thread each way, which begins with the first copy and ends with the bus.
 
     Args:
-        out_pace: holds up copies to the host.
-        back_pace: holds up copies to the device.
+        out_pace: callback that delays each copy to the host; None for no delay.
+        back_pace: callback that delays each copy to the device; None for no delay.
     """
 
     def __init__(self, *, out_pace: Pace | None = None, back_pace: Pace | None = None) -> None:
@@ -409,7 +411,7 @@ class _Counter:
     def back(self, host_N: Tensor, target_N: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
         return self._count(self.counts.back[kind], host_N, target_N)
 
-    def _count(self, moved: Moved, source_N: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+    def _count(self, moved: CopyCounts, source_N: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
         assert (source_N.dtype, source_N.shape) == (target_N.dtype, target_N.shape), (
             f"a bus carries elements as they are: {source_N.dtype} {tuple(source_N.shape)} to "
             f"{target_N.dtype} {tuple(target_N.shape)}"

@@ -41,7 +41,7 @@ class HostPool:
 
     Args:
         lock: page-locks what is reserved; None: it stays pageable.
-        say: told once why memory is pageable after all.
+        say: function that reports, once, the reason memory is pageable after all.
     """
 
     def __init__(self, lock: Lock | None, *, say: Say) -> None:
@@ -85,9 +85,10 @@ def host_pool_for(device: torch.device, *, pin: bool, say: Say) -> HostPool:
     """Returns the pool of a device's host.
 
     Args:
-        device: whose copies go there; nothing is page-locked for the CPU itself, which copies from any memory.
-        pin: page-lock what is reserved, where that works.
-        say: told once why memory is pageable after all.
+        device: device that copies to and from the memory, which is page-locked for CUDA devices alone. The CPU copies
+            from any memory.
+        pin: whether to page-lock what is reserved, where that works.
+        say: function that reports, once, the reason memory is pageable after all.
     """
     return HostPool(CudaLock(device) if pin and device.type == "cuda" else None, say=say)
 
@@ -96,9 +97,9 @@ def why_pageable(nbytes: int, failure: str, *, effect: str) -> str:
     """Returns a warning: what could not be page-locked, why, and what limits there are.
 
     Args:
-        nbytes: that could not be.
+        nbytes: bytes that could not be page-locked.
         failure: the system's reason.
-        effect: what comes of it, and what to do.
+        effect: effect of the pageable memory, and advice on what to do.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limit = "unlimited" if soft == resource.RLIM_INFINITY else format_bytes(soft)

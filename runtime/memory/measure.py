@@ -39,10 +39,10 @@ def measure_bus(bus: Bus, pool: HostPool, device: torch.device, *, nbytes: int =
     Moves 4 times `nbytes` each way. Memory of that size is taken on both sides and given back.
 
     Args:
-        bus: between the two.
-        pool: makes the host's memory, as what will be copied has it.
+        bus: bus between the device and host memory.
+        pool: pool that makes the host memory in the same way as for real copies.
         device: the other side.
-        nbytes: of one copy.
+        nbytes: bytes of one copy.
     """
     there = torch.empty(nbytes, dtype=torch.uint8, device=device).zero_()
     here = pool.zeros(nbytes, dtype=torch.uint8)

@@ -55,8 +55,9 @@ class CudaLock:
     """A `Lock`.
 
     Args:
-        device: whose context memory is registered in: without it a thread would make one on GPU 0.
-        calls: of CUDA.
+        device: CUDA device with the context that memory is registered in; without it a thread would make a context on
+            GPU 0.
+        calls: calls of CUDA; None for the real ones.
     """
 
     def __init__(self, device: torch.device, *, calls: LockCalls | None = None) -> None:
@@ -89,7 +90,7 @@ def lock_until_gone(memory: Tensor, lock: Lock) -> Callable[[], object]:
 
     Args:
         memory: flat, all of what it lies in.
-        lock: that locks.
+        lock: lock to use for the memory.
 
     Raises:
         CannotLock: it stays pageable.

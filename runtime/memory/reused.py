@@ -15,7 +15,7 @@ class ReusedMemory:
     """Makes host memory, of what was given back where that fits.
 
     Args:
-        pool: makes what is new.
+        pool: pool that makes new memory.
     """
 
     def __init__(self, pool: HostPool) -> None:

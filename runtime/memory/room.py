@@ -15,7 +15,8 @@ def free_bytes(device: torch.device, *, at_peak: bool = False, module: Any = Non
 
     Args:
         device: the accelerator.
-        at_peak: what was free where most was in use since the peaks were reset; else now.
+        at_peak: whether to return the bytes free when most was in use since the peaks were reset; if not, those free
+            now.
         module: torch's for its kind; None: that.
     """
     module = torch.get_device_module(device) if module is None else module
@@ -30,7 +31,7 @@ def give_cache_back(device: torch.device, *, module: Any = None) -> None:
     Waits for the device where there is any. A CPU's memory is given back by who frees it.
 
     Args:
-        device: where it lies.
+        device: device on which the unused memory lies.
         module: torch's for its kind; None: that.
     """
     if device.type != "cpu":

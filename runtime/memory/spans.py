@@ -64,7 +64,7 @@ class Spans:
         """Moves spans down over the holes below them; returns the moves, to be made in this order.
 
         Args:
-            may_move: asked for the start of each taken span.
+            may_move: function that says for the start of each taken span whether the span may move.
         """
         moves: list[Move] = []
         taken: dict[int, int] = {}

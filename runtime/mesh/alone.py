@@ -28,29 +28,29 @@ class AloneCollectives(CountedAllToAll):
         """See `Collectives`: memory of no special kind."""
         return torch.zeros(numel, dtype=dtype, device=device)
 
-    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, of: str = "") -> Pending:
+    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, label: str = "") -> Pending:
         """See `Collectives`: a copy, unless the shard is the output."""
         self.traffic.count("all_gather", output_N)
         if output_N.data_ptr() != shard_S.data_ptr():
             output_N.copy_(shard_S)
         return _DONE
 
-    def reduce_scatter(self, buffer_N: Tensor, *, of: str = "") -> Pending:
+    def reduce_scatter(self, buffer_N: Tensor, *, label: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("reduce_scatter", buffer_N)
         return _DONE
 
-    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", of: str = "") -> Pending:
+    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", label: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("all_reduce", buffer_N)
         return _DONE
 
-    def broadcast(self, buffer_N: Tensor, *, source: int, of: str = "") -> Pending:
+    def broadcast(self, buffer_N: Tensor, *, source: int, label: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("broadcast", buffer_N)
         return _DONE
 
-    def _exchange(self, output_M: Tensor, input_N: Tensor, parts: PartNumels, of: str) -> Pending:
+    def _exchange(self, output_M: Tensor, input_N: Tensor, parts: PartNumels, label: str) -> Pending:
         output_M.copy_(input_N)
         return _DONE
 
@@ -58,9 +58,9 @@ class AloneCollectives(CountedAllToAll):
         """See `Collectives`."""
         self.traffic.calls["barrier"] += 1
 
-    def reading(self, of: str) -> AbstractContextManager[None]:
+    def reading(self, label: str) -> AbstractContextManager[None]:
         """See `Collectives`: nobody is waited for."""
-        del of
+        del label
         return nullcontext()
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ from torch import Tensor
 from dsrun.errors import DsrunError
 
 from ..compat import all_gather_single, backends_of, reduce_scatter_single, store_of
-from .collectives import CountedAllToAll, PartNumels, Pending, Traffic, Unobserved, WaitObserver, own_slice, wait_name
+from .collectives import CountedAllToAll, NoObserver, PartNumels, Pending, Traffic, WaitObserver, own_slice, wait_name
 from .last_positions import Whereabouts
 from .step_position import Where
 
@@ -49,7 +49,7 @@ class _Begun:
     """The collective that was begun last on a communicator; no work of torch's is kept for it.
 
     Attributes:
-        name: of it.
+        name: name of the collective.
         waited: `wait` has been called, so a later read by the host ends behind it.
     """
 
@@ -61,12 +61,12 @@ class _Works:
     """torch.distributed works under one handle.
 
     Args:
-        works: what was started.
-        name: of the whole, for the observer.
-        observer: hears of the wait.
+        works: torch.distributed works that were started; None entries are ignored.
+        name: name of the whole collective, for the observer.
+        observer: observer that is told of the wait.
         blocks_host: whether `wait` blocks the thread that calls it.
-        ended: called once they have been waited for.
-        failed: makes the error to raise for one of torch's.
+        ended: callback, called once all works have been waited for.
+        failed: function that gets the collective's name and torch's error, and returns the error to raise.
     """
 
     def __init__(
@@ -122,9 +122,9 @@ def _device_of(group: dist.ProcessGroup) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
-def _read_name(of: str, last_begun: Sequence[str]) -> str:
+def _read_name(label: str, last_begun: Sequence[str]) -> str:
     """Returns how a read by the host is called; long names of collectives lose their middle, so that each is told."""
-    name = f"results of {of}"
+    name = f"results of {label}"
     if not last_begun:
         return name
     name = f"{name}, last begun "
@@ -155,10 +155,10 @@ class C10dCollectives(CountedAllToAll):
 
     Args:
         group: the axis.
-        observer: hears of waits.
+        observer: observer that is told of this rank's waits; None for no observer.
         reductions: another group of the same ranks, for what is summed up; None: the same one.
         where: the step this rank is in, for errors.
-        device: where the tensors live; None: on the GPU if the group has NCCL for that, else on the CPU.
+        device: device of the tensors; None: the GPU if the group has NCCL for it, else the CPU.
         blocks_host: whether `wait` stops the thread that calls it; None: as for tensors on that device.
     """
 
@@ -174,7 +174,7 @@ class C10dCollectives(CountedAllToAll):
     ) -> None:
         self.group = group
         self.reductions = group if reductions is None else reductions
-        self._observer = Unobserved() if observer is None else observer
+        self._observer = NoObserver() if observer is None else observer
         self._where = Where() if where is None else where
         self._ranks = dist.get_process_group_ranks(group)
         self._device = _device_of(group) if device is None else device
@@ -192,45 +192,47 @@ class C10dCollectives(CountedAllToAll):
         """See `Collectives`: memory of no special kind."""
         return torch.zeros(numel, dtype=dtype, device=device)
 
-    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, of: str = "") -> Pending:
+    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, label: str = "") -> Pending:
         """See `Collectives`: one all-gather."""
         self.traffic.count("all_gather", output_N)
         return self._start(
-            "all_gather", of, lambda: _works(all_gather_single(output_N, shard_S, group=self.group, async_op=True))
+            "all_gather", label, lambda: _works(all_gather_single(output_N, shard_S, group=self.group, async_op=True))
         )
 
-    def reduce_scatter(self, buffer_N: Tensor, *, of: str = "") -> Pending:
+    def reduce_scatter(self, buffer_N: Tensor, *, label: str = "") -> Pending:
         """See `Collectives`: one reduce-scatter in place."""
         self.traffic.count("reduce_scatter", buffer_N)
         shard = own_slice(buffer_N, rank=self.rank, size=self.size)
         return self._start(
             "reduce_scatter",
-            of,
+            label,
             lambda: _works(reduce_scatter_single(shard, buffer_N, group=self.reductions, async_op=True)),
             reduces=True,
         )
 
-    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", of: str = "") -> Pending:
+    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", label: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("all_reduce", buffer_N)
         return self._start(
             "all_reduce",
-            of,
+            label,
             lambda: _works(dist.all_reduce(buffer_N, op=_REDUCE_OPS[op](), group=self.reductions, async_op=True)),
             reduces=True,
         )
 
-    def broadcast(self, buffer_N: Tensor, *, source: int, of: str = "") -> Pending:
+    def broadcast(self, buffer_N: Tensor, *, source: int, label: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("broadcast", buffer_N)
         return self._start(
-            "broadcast", of, lambda: _works(dist.broadcast(buffer_N, group_src=source, group=self.group, async_op=True))
+            "broadcast",
+            label,
+            lambda: _works(dist.broadcast(buffer_N, group_src=source, group=self.group, async_op=True)),
         )
 
-    def _exchange(self, output_M: Tensor, input_N: Tensor, parts: PartNumels, of: str) -> Pending:
+    def _exchange(self, output_M: Tensor, input_N: Tensor, parts: PartNumels, label: str) -> Pending:
         return self._start(
             "all_to_all",
-            of,
+            label,
             lambda: _works(
                 dist.all_to_all_single(output_M, input_N, parts.receive, parts.send, group=self.group, async_op=True)
             ),
@@ -254,9 +256,9 @@ class C10dCollectives(CountedAllToAll):
         """From now on sums up in another group of the same ranks; between two steps, on every rank alike."""
         self.reductions = group
 
-    def reading(self, of: str) -> AbstractContextManager[None]:
+    def reading(self, label: str) -> AbstractContextManager[None]:
         """See `Collectives`; after an error inside, the name stays with the observer."""
-        return nullcontext() if self._blocks_host else self._observe_read(of)
+        return nullcontext() if self._blocks_host else self._observe_read(label)
 
     def close(self) -> None:
         """Leaves word that this rank has left, and lets go of the groups; no collective may follow."""
@@ -288,10 +290,10 @@ class C10dCollectives(CountedAllToAll):
         return True
 
     @contextmanager
-    def _observe_read(self, of: str) -> Generator[None]:
+    def _observe_read(self, label: str) -> Generator[None]:
         last_begun = list(self._last_begun)
         ahead = [begun if begun is not None and begun.waited else None for begun in last_begun]
-        self._observer.enter(_read_name(of, [begun.name for begun in last_begun if begun is not None]))
+        self._observer.enter(_read_name(label, [begun.name for begun in last_begun if begun is not None]))
         started_s = time.perf_counter()
         yield
         self._observer.leave(time.perf_counter() - started_s)
@@ -301,17 +303,17 @@ class C10dCollectives(CountedAllToAll):
                 self._last_begun[lane] = None
 
     def _start(
-        self, collective: str, of: str, begin: Callable[[], Sequence[dist.Work | None]], *, reduces: bool = False
+        self, collective: str, label: str, begin: Callable[[], Sequence[dist.Work | None]], *, reduces: bool = False
     ) -> Pending:
         """Begins a collective.
 
         Args:
-            collective: what it is.
-            of: what it moves.
-            begin: starts it.
-            reduces: it goes through the group for reductions.
+            collective: name of the collective, such as `all_gather`.
+            label: name of the data that the collective moves.
+            begin: function that starts the collective and returns torch's works.
+            reduces: whether the collective goes through the group for reductions.
         """
-        name = wait_name(collective, of)
+        name = wait_name(collective, label)
         self._under_way += 1
         begun = self._last_begun[reduces and self.reductions is not self.group] = _Begun(name)
         try:
@@ -358,7 +360,7 @@ class GlooCollectives(C10dCollectives):
     The all-reduce also makes the bits of stage 0 and of the sharded stages the same at every world size.
     """
 
-    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, of: str = "") -> Pending:
+    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, label: str = "") -> Pending:
         """See `Collectives`: each rank broadcasts its slice."""
         self.traffic.count("all_gather", output_N)
         mine = own_slice(output_N, rank=self.rank, size=self.size)
@@ -367,7 +369,7 @@ class GlooCollectives(C10dCollectives):
         slices = [own_slice(output_N, rank=source, size=self.size) for source in range(self.size)]
         return self._start(
             "all_gather",
-            of,
+            label,
             lambda: _works(
                 *(
                     dist.broadcast(each, group_src=source, group=self.group, async_op=True)
@@ -376,12 +378,12 @@ class GlooCollectives(C10dCollectives):
             ),
         )
 
-    def reduce_scatter(self, buffer_N: Tensor, *, of: str = "") -> Pending:
+    def reduce_scatter(self, buffer_N: Tensor, *, label: str = "") -> Pending:
         """See `Collectives`: one all_reduce, of which a rank uses its slice."""
         self.traffic.count("reduce_scatter", buffer_N)
         return self._start(
             "reduce_scatter",
-            of,
+            label,
             lambda: _works(dist.all_reduce(buffer_N, group=self.reductions, async_op=True)),
             reduces=True,
         )

@@ -43,7 +43,7 @@ class WaitObserver(Protocol):
         ...
 
 
-class Unobserved:
+class NoObserver:
     """An observer that nobody listens to."""
 
     def enter(self, collective: str) -> None:
@@ -71,7 +71,7 @@ class Traffic:
 
 
 class Collectives(Protocol):
-    """What the runtime asks of one axis; `of` names what is moved, see [Note: named waits]."""
+    """What the runtime asks of one axis; `label` names what is moved, see [Note: named waits]."""
 
     rank: int
     size: int
@@ -81,25 +81,25 @@ class Collectives(Protocol):
         """Returns flat memory that this axis moves fastest, zeroed; every rank must call, with the same size."""
         ...
 
-    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, of: str = "") -> Pending:
+    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, label: str = "") -> Pending:
         """Fills `output_N` with the shards of all ranks in rank order.
 
         Args:
             output_N: flat, N = size * S elements; overwritten. No other memory is written.
             shard_S: this rank's shard; may be slice `rank` of `output_N` itself, which saves a copy.
-            of: what is gathered, for who watches.
+            label: name of the data that is gathered, shown to observers of the wait.
         """
         ...
 
-    def reduce_scatter(self, buffer_N: Tensor, *, of: str = "") -> Pending:
+    def reduce_scatter(self, buffer_N: Tensor, *, label: str = "") -> Pending:
         """Sums `buffer_N` over the ranks in place; afterwards slice `rank` holds the sum, the rest is undefined."""
         ...
 
-    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", of: str = "") -> Pending:
+    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", label: str = "") -> Pending:
         """Reduces `buffer_N` over the ranks in place (`op` is `sum` or `max`); the same bits on every rank."""
         ...
 
-    def broadcast(self, buffer_N: Tensor, *, source: int, of: str = "") -> Pending:
+    def broadcast(self, buffer_N: Tensor, *, source: int, label: str = "") -> Pending:
         """Overwrites `buffer_N` by that of rank `source` of the axis."""
         ...
 
@@ -110,7 +110,7 @@ class Collectives(Protocol):
         *,
         receive_numels: Sequence[int] | None = None,
         send_numels: Sequence[int] | None = None,
-        of: str = "",
+        label: str = "",
     ) -> Pending:
         """Sends part r of `input_N` to rank r, for every r; part q of `output_M` comes from rank q.
 
@@ -119,7 +119,7 @@ class Collectives(Protocol):
             input_N: flat, of the same dtype; to be left alone until the result may be used.
             receive_numels: elements from each rank, M together; None: M / size from each.
             send_numels: elements to each rank, N together; None: N / size to each. None for both or neither.
-            of: what is moved, for who watches.
+            label: name of the data that is moved, shown to observers of the wait.
         """
         ...
 
@@ -127,14 +127,14 @@ class Collectives(Protocol):
         """Returns when every rank has entered."""
         ...
 
-    def reading(self, of: str) -> AbstractContextManager[None]:
+    def reading(self, label: str) -> AbstractContextManager[None]:
         """Stands around a read by the host of what collectives of this axis gave, behind their `wait`.
 
         Says what is waited for where `wait` itself blocks no host, and does nothing elsewhere; see [Note: named waits].
         No collective may be begun or waited for inside.
 
         Args:
-            of: what is read, for who watches.
+            label: name of the data that is read, shown to observers of the wait.
         """
         ...
 
@@ -186,16 +186,16 @@ class CountedAllToAll(ABC):
         *,
         receive_numels: Sequence[int] | None = None,
         send_numels: Sequence[int] | None = None,
-        of: str = "",
+        label: str = "",
     ) -> Pending:
         """See `Collectives`."""
         self.traffic.count("all_to_all", input_N)
         receive = part_numels(output_M, receive_numels, size=self.size)
         send = part_numels(input_N, send_numels, size=self.size)
-        return self._exchange(output_M, input_N, PartNumels(receive, send, send_numels is not None), of)
+        return self._exchange(output_M, input_N, PartNumels(receive, send, send_numels is not None), label)
 
     @abstractmethod
-    def _exchange(self, output_M: Tensor, input_N: Tensor, parts: PartNumels, of: str) -> Pending:
+    def _exchange(self, output_M: Tensor, input_N: Tensor, parts: PartNumels, label: str) -> Pending:
         """Moves the parts; arguments as in `all_to_all`."""
 
 
@@ -206,6 +206,6 @@ class Done:
         """Returns at once."""
 
 
-def wait_name(collective: str, of: str) -> str:
+def wait_name(collective: str, label: str) -> str:
     """Returns how a wait in `collective` is called, see [Note: named waits]."""
-    return f"{collective} of {of}" if of else collective
+    return f"{collective} of {label}" if label else collective

@@ -23,8 +23,8 @@ class Whereabouts:
 
     Args:
         store: the job's, see `compat.store_of`.
-        ranks: of the job, in the order of the axis.
-        rank: this one's place among them.
+        ranks: ranks of the axis, by their numbers in the job, in the order of the axis.
+        rank: place of this rank on the axis.
     """
 
     def __init__(self, store: Store, ranks: Sequence[int], rank: int) -> None:

@@ -21,10 +21,10 @@ from dsrun.errors import ModelError
 from .collectives import (
     CountedAllToAll,
     Done,
+    NoObserver,
     PartNumels,
     Pending,
     Traffic,
-    Unobserved,
     WaitObserver,
     own_slice,
     wait_name,
@@ -46,7 +46,7 @@ class LoopbackWorld:
 
     def __init__(self, size: int, *, timeout_s: float = 30.0, observers: Sequence[WaitObserver] | None = None) -> None:
         self.size = size
-        self.observers = [Unobserved()] * size if observers is None else observers
+        self.observers = [NoObserver()] * size if observers is None else observers
         self._barrier = threading.Barrier(size, timeout=timeout_s)
         self._posted: list[Tensor | None] = [None] * size
         self._names = [""] * size
@@ -108,41 +108,41 @@ class LoopbackCollectives(CountedAllToAll):
         """See `Collectives`."""
         return torch.zeros(numel, dtype=dtype, device=device)
 
-    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, of: str = "") -> Pending:
+    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, label: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("all_gather", output_N)
         gathered: list[Tensor] = []
-        name = wait_name("all_gather", of)
+        name = wait_name("all_gather", label)
         self._world.exchange(self.rank, shard_S, lambda shards: gathered.extend(s.clone() for s in shards), name=name)
         output_N.copy_(torch.cat(gathered))
         return Done()
 
-    def reduce_scatter(self, buffer_N: Tensor, *, of: str = "") -> Pending:
+    def reduce_scatter(self, buffer_N: Tensor, *, label: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("reduce_scatter", buffer_N)
         own_slice(buffer_N, rank=self.rank, size=self.size).copy_(
-            own_slice(self._reduce(buffer_N, "sum", wait_name("reduce_scatter", of)), rank=self.rank, size=self.size)
+            own_slice(self._reduce(buffer_N, "sum", wait_name("reduce_scatter", label)), rank=self.rank, size=self.size)
         )
         return Done()
 
-    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", of: str = "") -> Pending:
+    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", label: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("all_reduce", buffer_N)
-        buffer_N.copy_(self._reduce(buffer_N, op, wait_name(f"all_reduce {op}", of)))
+        buffer_N.copy_(self._reduce(buffer_N, op, wait_name(f"all_reduce {op}", label)))
         return Done()
 
-    def broadcast(self, buffer_N: Tensor, *, source: int, of: str = "") -> Pending:
+    def broadcast(self, buffer_N: Tensor, *, source: int, label: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("broadcast", buffer_N)
         copies: list[Tensor] = []
-        name = wait_name(f"broadcast from {source}", of)
+        name = wait_name(f"broadcast from {source}", label)
         self._world.exchange(self.rank, buffer_N, lambda buffers: copies.append(buffers[source].clone()), name=name)
         buffer_N.copy_(copies[0])
         return Done()
 
-    def _exchange(self, output_M: Tensor, input_N: Tensor, parts: PartNumels, of: str) -> Pending:
+    def _exchange(self, output_M: Tensor, input_N: Tensor, parts: PartNumels, label: str) -> Pending:
         sent: list[list[int]] = []
-        name = wait_name("all_to_all", of)
+        name = wait_name("all_to_all", label)
         lengths = torch.tensor(parts.send, dtype=torch.int64)
         self._world.exchange(self.rank, lengths, lambda rows: sent.extend(r.tolist() for r in rows), name=name)
 
@@ -158,9 +158,9 @@ class LoopbackCollectives(CountedAllToAll):
         self.traffic.calls["barrier"] += 1
         self._world.exchange(self.rank, torch.zeros(()), lambda _: None, name="barrier")
 
-    def reading(self, of: str) -> AbstractContextManager[None]:
+    def reading(self, label: str) -> AbstractContextManager[None]:
         """See `Collectives`: `wait` has blocked."""
-        del of
+        del label
         return nullcontext()
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ class Where:
     Attributes:
         step: the optimizer step under way, counted from 1; 0 before the first one.
         micro_step: the micro step of it, counted from 1.
-        oddity: what set this rank's last micro steps apart from its first one, in words; errors repeat it.
+        oddity: description of how this rank's last micro steps differ from its first one; error messages repeat it.
     """
 
     step: int = 0

@@ -21,8 +21,8 @@ def reduce_in_order(terms: Sequence[Tensor], out: Tensor, op: str) -> None:
     """Reduces terms in their order.
 
     Args:
-        terms: at least one; flat, of one length and dtype.
-        out: as long as a term, and of its dtype; overwritten. It may be one of the terms.
+        terms: tensors to reduce, at least one; flat, of one length and dtype.
+        out: result tensor, as long as a term and of its dtype; overwritten. It may be one of the terms.
         op: `sum` or `max`.
     """
     if len(terms) == 1:

@@ -52,8 +52,8 @@ def wanted_history(
     """Returns the history that `--memory-history` asks rank 0 for; says so where torch records none.
 
     Args:
-        device: where the model is.
-        rank: of this process.
+        device: device that the model is on.
+        rank: rank of this process.
         environ: variables; those of this process by default.
     """
     env = os.environ if environ is None else environ
@@ -77,8 +77,8 @@ def stacks_at_peak(
 
     Args:
         events: torch's `TraceEntry`s of one device, in order of time; of them allocations and frees count.
-        before_bytes: in use when the first event was recorded.
-        snapshot: for the result.
+        before_bytes: bytes in use when the first event was recorded.
+        snapshot: path of the snapshot file, passed on to the result; None for none.
     """
     top = _peak_index(events, before_bytes)
     live: dict[int, Mapping[str, Any]] = {}

@@ -33,8 +33,8 @@ class HostOptimizer:
         widens: gradients are multiplied in the masters' dtype on the host, for no power of two takes their mean.
         frame_bytes: masters and states lie on a disk, and pass through so much memory; None: they lie in memory.
         ahead: steps are taken before the norm is known, into a second set.
-        stays: for each layout, whether its masters and states stay on the device; empty: none do.
-        form: how states lie.
+        stays: flag for each layout, whether its masters and states stay on the device; empty where none do.
+        form: format of the optimizer states.
         splits: masters lie in halves, of which the upper one is the parameter.
     """
 
@@ -54,24 +54,25 @@ class StatePrediction:
 
     Attributes:
         layouts: one a trained unit, in order; `has_module` says for each whether it shares the slots.
-        has_module: see `layouts`.
+        has_module: flag for each layout, whether its unit shares the slots; see `layouts`.
         compute: dtype of parameters and gradients.
         master: dtype of masters.
         sums: dtype of accumulated gradients; None: that of masters.
         states: dtype of optimizer states, and what the optimizer computes in; None: that of masters.
         states_per_element: optimizer states, counted in values of `states` (2 for Adam, 0.51 for Adam in 8 bits).
-        shard_optimizer: see `ZeroPlan`.
-        shard_gradients: see `ZeroPlan`.
-        shard_parameters: see `ZeroPlan`.
+        shard_optimizer: whether masters, optimizer states and accumulated gradients are sharded; see `ZeroPlan`.
+        shard_gradients: whether gradients are sharded between backward and their reduction; see `ZeroPlan`.
+        shard_parameters: whether parameters are sharded between uses; see `ZeroPlan`.
         gathering: turns of parameters, where those are sharded; None: two slots, and nothing is frozen.
         frozen_layouts: units of frozen parameters that are sharded.
-        whole_frozen_bytes: of the other frozen parameters.
+        whole_frozen_bytes: bytes of the frozen parameters that are not sharded.
         trained_on_host: slices of trained parameters lie in host memory.
         frozen_on_host: those of `frozen_layouts` do.
-        host_optimizer: where the optimizer steps in host memory; None: it steps on the device.
+        host_optimizer: settings of an optimizer that steps in host memory; None where it steps on the device.
         slice_bytes: some slices lie on a disk, and this is the host memory that the others lie in or they pass through;
             None: none does.
-        kept: for each layout, whether its parameters stay in fp32 where the others have 16 bits; empty: none does.
+        kept: flag for each layout, whether its parameters stay in fp32 where the others have 16 bits; empty where none
+            does.
     """
 
     layouts: Sequence[UnitLayout]

@@ -37,10 +37,10 @@ class MemoryWatch:
     """Samples memory over a run.
 
     Args:
-        records: where samples go.
-        rank: of this process; rank 0 writes and speaks.
-        device: where the model is.
-        history: of allocations, recorded over the first steps and then let go; None for none.
+        records: writer of the records that samples are written to.
+        rank: rank of this process; rank 0 writes and prints.
+        device: device that the model is on.
+        history: recorder of allocations, used over the first steps and then let go; None for none.
     """
 
     def __init__(

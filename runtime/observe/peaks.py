@@ -16,9 +16,9 @@ class PeakSummary:
     """What rank 0 says about memory when its engine ends.
 
     Args:
-        records: where the record goes.
-        rank: this process; only rank 0 reports.
-        device: whose peak counts beside that of the process.
+        records: writer of the summary record.
+        rank: rank of this process; only rank 0 reports.
+        device: device to report the peak memory of, beside that of the process, if it is a GPU.
         predicted_state_bytes: model state of a rank, as `StatePrediction` has it.
     """
 

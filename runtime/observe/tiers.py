@@ -39,8 +39,8 @@ def read_tiers(device: torch.device, *, kinds: tuple[tuple[str, int], ...] = ())
     """Reads the device's tier, and on a GPU the host's after it. Costs a few system calls; waits for no kernel.
 
     Args:
-        device: where the model is.
-        kinds: what is known of that device's memory by name, (name, bytes).
+        device: device that the model is on.
+        kinds: known uses of the device's memory, each as (name, bytes).
     """
     if device.type != "cuda":
         return (_host(kinds),)

@@ -21,10 +21,10 @@ class DiskWear:
     """What rank 0 says about its files on disks.
 
     Args:
-        counts: what was moved so far.
+        counts: function that returns what was moved to and from the disks so far.
         paths: folders of the files.
-        records: where the record at the end goes.
-        rank: this process; only rank 0 reports.
+        records: writer of the record at the end.
+        rank: rank of this process; only rank 0 reports.
         clock: seconds now.
     """
 

@@ -69,7 +69,7 @@ class HostGradient:
 
     Attributes:
         values_N: flat; may be overwritten once it has been stepped on.
-        factor: to multiply by, a power of two.
+        factor: factor to multiply the values by, a power of two.
     """
 
     values_N: Tensor
@@ -93,23 +93,23 @@ class HostGradients:
 
     Args:
         numels: elements of each range, multiples of 256.
-        bus: between device and host.
-        device: where gradients are reduced.
+        bus: bus between device and host.
+        device: device on which gradients are reduced.
         travels: dtype in which they are.
         accumulates: a step adds up micro steps as a rule.
-        factor: what reduced gradients are multiplied by.
-        pool: makes host memory.
-        memory: where it is reserved, and sums on the device.
+        factor: factor that reduced gradients are multiplied by; here it only decides `widens`.
+        pool: pool that makes the host memory.
+        memory: arenas in which the host buffers, and the sums on the device, are reserved.
         ahead: sums leave the device as soon as they are final, into buffers of their own.
 
     Attributes:
-        device: as given.
-        travels: as given.
-        accumulates: as given.
-        ahead: as given.
+        device: device on which gradients are reduced.
+        travels: dtype of the reduced gradients.
+        accumulates: whether a step adds up several micro steps as a rule.
+        ahead: whether sums leave the device as soon as they are final, into buffers of their own.
         widens: gradients that have left are multiplied in fp32 on the host, before everything else.
         is_last: the micro step that reduces gradients now is the last of its step.
-        listener: is told of gradients that are final; None: nobody is.
+        listener: listener that is told of gradients that are final or about to change; None for none.
     """
 
     def __init__(

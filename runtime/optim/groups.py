@@ -34,8 +34,9 @@ def assign_groups(
 
     Args:
         model: the model.
-        given: what torch optimizers take: parameters, (name, parameter) pairs, or group dicts; None: one group of all.
-        argument: of `dsrun.initialize` that they came in, for messages.
+        given: parameters, (name, parameter) pairs or group dicts, as for torch optimizers; None for one group of all
+            trainable ones.
+        argument: name of the argument of `dsrun.initialize` that the parameters were passed as, for messages.
 
     Raises:
         ModelError: a parameter is in two groups, or no trainable one is in any.

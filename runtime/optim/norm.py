@@ -91,9 +91,9 @@ def global_totals(
         collectives: the axis.
         spread: the ranges are spread over the axis; False: every rank holds all of them.
         total_numel: elements over all ranks, which fixes the rounding; the same on every rank.
-        mark: what should be the same on every rank; less than 2^53.
+        mark: number that should be the same on every rank; less than 2^53.
         extra_N: fp64, [N], on the norms' device; to be summed over the ranks. Left as it is.
-        more: likewise; counts as the end of `extra_N`.
+        more: further numbers to sum over the ranks, fp64, on the norms' device; they count as the end of `extra_N`.
     """
     blocks = (norms[0] if len(norms) == 1 else torch.cat(list(norms))).double().square_()  # a block's square fits fp64
     # Filled and not copied from the host: a copy would wait for all that the device has to do.
@@ -101,7 +101,7 @@ def global_totals(
     extremes[2:].neg_()
     largest = torch.amax(blocks, dim=0, keepdim=True, out=extremes[:1])
     if spread:
-        collectives.all_reduce(extremes, op="max", of="gradient norm").wait()
+        collectives.all_reduce(extremes, op="max", label="gradient norm").wait()
     count = max(1, total_numel // SHARD_ALIGN)
     # Every block is below 2^(exponent of the largest + 1), the sum below count times that: leave room for it in 53
     # digits. The unit is made of the largest block's bits, hence exact on every device; see `power_of_two`.
@@ -110,12 +110,12 @@ def global_totals(
     total = blocks.div_(unit).round_().sum(dim=0, keepdim=True)
     if spread:
         sums = torch.cat([total, extra_N, *more])
-        collectives.all_reduce(sums, of="gradient norm and mean loss").wait()
+        collectives.all_reduce(sums, label="gradient norm and mean loss").wait()
     else:
         marks = torch.full((2,), float(mark % _MARKS), dtype=torch.float64, device=blocks.device)
         marks[1:].square_()
         extra_N = torch.cat([extra_N, *more, marks])
-        collectives.all_reduce(extra_N, of="mean loss").wait()
+        collectives.all_reduce(extra_N, label="mean loss").wait()
         sums = torch.cat([total, extra_N])
     results = torch.cat([extremes, (sums[:1] * unit).sqrt_(), sums[1:]])
     with collectives.reading("gradient norm and mean loss"):
@@ -137,7 +137,7 @@ def clip_factor(norm: float, *, limit: float, loss_scale: float = 1.0) -> float:
     Args:
         norm: the global norm without the loss scale.
         limit: `gradient_clipping`; 0 turns clipping off.
-        loss_scale: that the gradients are multiplied by; taken out too.
+        loss_scale: loss scale that the gradients are multiplied by; the returned factor also removes it.
     """
     coefficient = limit / (norm + 1e-6) if limit > 0 else 1.0
     return (coefficient if coefficient < 1 else 1.0) / loss_scale

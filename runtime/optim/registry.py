@@ -193,7 +193,7 @@ def states_of_group(optimizer: optim.Optimizer, options: Mapping[str, Any]) -> i
 
     Args:
         optimizer: the optimizer.
-        options: of the group.
+        options: options of the optimizer group.
     """
     known = _ELEMENTWISE.get(type(optimizer))
     return 0 if known is None else round(known.states_with(options))

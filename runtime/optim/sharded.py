@@ -22,7 +22,7 @@ from .registry import adopt, check_range_by_range, check_rounded_states, states_
 from .states.format import FP32_STATES, StateFormat
 from .states.histories import Histories
 from .states.option_values import kept_option
-from .states.placed import HousedStates
+from .states.placed import PlacedStates
 from .states.places import StatePlaces, house
 from .states.saved import SavedStates
 from .structure.base import StructuredOptimizer, TensorInfo
@@ -34,17 +34,17 @@ class ShardOptimizer:
     """Updates the masters of every unit's owned range.
 
     Args:
-        ranges: what this rank owns of every unit.
+        ranges: ranges that this rank owns, one for each unit.
         group_count: number of optimizer groups.
-        axis: over which ranges are spread; None where this rank owns everything.
-        stays: for each range whether it is stepped here all the same where a step is taken elsewhere, see
-            `begin_away`; None: none is.
-        fence: keeps ranges as they are while a checkpoint copies them, by their number; None: nothing does.
+        axis: collectives of the ranks that the ranges are spread over; None where this rank owns everything.
+        stays: flag for each range, whether it is stepped here although a step is taken elsewhere, see `begin_away`;
+            None for no range.
+        fence: fence at which changes wait while a checkpoint copies ranges, by their number; None for no fence.
 
     Attributes:
-        torch_optimizer: that holds the leaves.
+        torch_optimizer: torch optimizer that holds the leaves; None before `drive`.
         put_away: masters, states or sums are in host memory for a while, and must not be touched.
-        histories: of the tensors: which steps have left them out.
+        histories: histories of the tensors: records of which steps have left them out.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ShardOptimizer:
         self._axis = axis
         self.torch_optimizer: optim.Optimizer | None = None
         self.put_away = False
-        self._states: HousedStates | None = None
+        self._states: PlacedStates | None = None
         self._saved: SavedStates | None = None
         self._stepping = False
         self._is_windowed = any(owned.window is not None for owned in ranges)
@@ -88,7 +88,7 @@ class ShardOptimizer:
         return self._left_out
 
     @property
-    def states(self) -> HousedStates:
+    def states(self) -> PlacedStates:
         """What is kept for the runs; only of an optimizer that is driven."""
         assert self._states is not None, "drive() was not called"
         return self._states
@@ -117,7 +117,7 @@ class ShardOptimizer:
             adopt(optimizer, self.shards_by_group())
             optimizer.bind(self._runs, tensors, self._axis, device=self._ranges[0].seen_master.device)
         self.torch_optimizer = optimizer
-        self._states = HousedStates(optimizer, self._runs)
+        self._states = PlacedStates(optimizer, self._runs)
         self._saved = SavedStates(self._states, tensors)
         optimizer.register_step_pre_hook(self._refuse_foreign_step)
 
@@ -136,10 +136,12 @@ class ShardOptimizer:
         unless they shall not stay in memory.
 
         Args:
-            memory: where it is reserved.
-            host: makes it, where masters lie in host memory apart from the device; not of ranges that stay.
-            away: has places of its own, where masters are not always in memory; likewise.
-            form: how they lie there, whatever the optimizer computes in.
+            memory: arenas in which memory for the states is reserved.
+            host: pool that makes the memory where masters lie in host memory apart from the device, except for ranges
+                that stay; None otherwise.
+            away: separate places for states where masters are not always in memory, except for ranges that stay; None
+                otherwise.
+            form: format of the stored states, whatever dtype the optimizer computes in.
             moves: ranges in host memory may come to the device later, see `take_over`.
 
         Raises:
@@ -194,7 +196,8 @@ class ShardOptimizer:
 
         Args:
             factor: gradients of the ranges that stay are multiplied by it first.
-            unused: see `step`; who steps the others asks for the runs that are `left_out`.
+            unused: names of tensors that no rank has a gradient of, see `step`; the code that steps the others must use
+                `left_out`, too.
 
         Returns:
             each group's options, as the optimizer's own code would find them: behind all hooks, before it counts.
@@ -232,7 +235,7 @@ class ShardOptimizer:
 
         Args:
             moved: numbers of the ranges, each with its masters and its gradient sums on the device.
-            memory: where places for their states are reserved.
+            memory: arenas in which places for the ranges' states are reserved.
             copy: copies a state, its first argument, from host memory to the device.
         """
         for number, (master_N, sum_N) in moved.items():
@@ -291,7 +294,7 @@ class ShardOptimizer:
         """Cuts runs for good, and what is kept for them, so that the tensors of each share a history; between steps.
 
         Args:
-            history_of: see `Histories`.
+            history_of: function that returns the number of a tensor's history by its name; see `Histories`.
         """
         self._wait_for_copies()
         for run in list(self._runs):
@@ -324,7 +327,7 @@ class ShardOptimizer:
         leaves[at : at + 1] = [part.param for part in parts]
         self.states.cut(run, parts)
 
-    def _step_runs(self, states: HousedStates, runs: Sequence[Run]) -> None:
+    def _step_runs(self, states: PlacedStates, runs: Sequence[Run]) -> None:
         """Takes one step of these runs; the leaves of others have no gradient."""
         for run in runs:
             # A script's own optimizer.zero_grad() sets gradients to None; they are views and come back here.
@@ -345,7 +348,7 @@ class ShardOptimizer:
                 run.param.grad = run.grad
         self._end_first_steps(states, runs, first)
 
-    def _step_through_window(self, states: HousedStates, factor: float) -> None:
+    def _step_through_window(self, states: PlacedStates, factor: float) -> None:
         """Takes a step where the optimizer computes in another dtype; in the first one, states find their places."""
         runs = [run for run in self._runs if run not in self._left_out]
         for run in self._left_out:
@@ -359,7 +362,7 @@ class ShardOptimizer:
         step_range_by_range(runs, states.optimizer, factor=factor)
         self._end_first_steps(states, self._runs, first)
 
-    def _first_steps(self, states: HousedStates, runs: Sequence[Run]) -> Collection[Run]:
+    def _first_steps(self, states: PlacedStates, runs: Sequence[Run]) -> Collection[Run]:
         """Returns the runs of which this step is the first, where states have places that are still empty."""
         if runs and states.waits_for_places:
             return set(runs) - self._left_out
@@ -367,22 +370,22 @@ class ShardOptimizer:
             return ()
         return {run for run in runs if run in states.late and run not in self._left_out}
 
-    def _end_first_steps(self, states: HousedStates, runs: Sequence[Run], first: Collection[Run]) -> None:
+    def _end_first_steps(self, states: PlacedStates, runs: Sequence[Run], first: Collection[Run]) -> None:
         if runs and states.waits_for_places:
             states.late = set(runs) - set(first)
             states.end_first_step()
         elif states.late:
             states.late -= set(first)
 
-    def _step_and_house(self, states: HousedStates, runs: Sequence[Run], first: Collection[Run]) -> list[Run]:
+    def _step_and_house(self, states: PlacedStates, runs: Sequence[Run], first: Collection[Run]) -> list[Run]:
         """Takes first steps run by run, and moves the states that torch makes in them to where they belong.
 
         So no more than one run's states are there twice. Elementwise optimizers do the same for each run, whatever they
         do for others; leaves without a gradient are left out.
 
         Args:
-            states: of the runs.
-            runs: of this step.
+            states: states of the runs.
+            runs: runs that this step updates.
             first: those of them whose first step this is.
 
         Returns:

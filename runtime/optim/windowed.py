@@ -25,10 +25,11 @@ def step_range_by_range(
     """Takes one step, see [Note: windows]; leaves keep no gradients.
 
     Args:
-        runs: of ranges with a window, those of one range one after the other; their leaves are the optimizer's.
+        runs: runs of ranges that have a window, with the runs of one range next to each other; their leaves are the
+            optimizer's.
         optimizer: elementwise.
         factor: gradients are multiplied by it, in the optimizer's dtype.
-        after: called for each run when its step has been taken, while its leaf holds its values.
+        after: callback for each run after its step, while the run's leaf holds its values; None for none.
     """
     for run in runs:
         run.param.grad = None

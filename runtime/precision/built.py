@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dsrun.config.config import Config
 from dsrun.errors import ModelError, Problem
 
-from .kept import find_kept
+from .fp32_modules import find_fp32_modules
 from .policy import PrecisionPolicy
 
 #: Of a list of names, as many as a line has room for.
@@ -28,15 +28,15 @@ def changed_dtypes(model: nn.Module, config: Config, precision: PrecisionPolicy)
     for numbers that are not floating.
 
     Args:
-        model: as the script gave it.
-        config: of the engine.
-        precision: that the config asks for.
+        model: model as the script gave it.
+        config: config of the engine.
+        precision: precision policy that the config asks for.
 
     Raises:
         ModelError: trained or frozen parameters are float64 and no key names a format; or a tensor is in 8 bits, whose
             scale is not to be seen.
     """
-    kept = find_kept(model, config.data_types.keep_in_fp32_modules, compute=precision.compute).tensors
+    kept = find_fp32_modules(model, config.data_types.keep_in_fp32_modules, compute=precision.compute).tensors
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     asked = config.fp16.enabled or config.bf16.enabled or config.data_types.param_dtype is not None
     _refuse({**params, **buffers}, {} if asked else params)

@@ -32,11 +32,11 @@ _KEY = "fp8.enabled"
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class Fp8Layers:
     """Linear layers of a model by what becomes of them.
 
     Attributes:
-        taken: names of those that multiply in fp8.
+        taken: names of the layers that multiply in fp8.
         left: the other ones', each with the reason.
     """
 
@@ -44,13 +44,13 @@ class Chosen:
     left: Mapping[str, str]
 
 
-def use_fp8(model: nn.Module, section: Fp8, device: torch.device) -> Chosen:
+def use_fp8(model: nn.Module, section: Fp8, device: torch.device) -> Fp8Layers:
     """Puts torchao's layers in the place of a model's, see [Note: which layers]; parameters stay the same objects.
 
     Args:
-        model: on any device, before its parameters are cut; modules of it are replaced.
-        section: of the config.
-        device: that the model is to compute on.
+        model: model on any device, before its parameters are cut; some of its modules are replaced.
+        section: section `fp8` of the config.
+        device: device that the model is to compute on.
 
     Raises:
         ConfigError: the device cannot multiply in fp8, or torchao is not there.
@@ -84,8 +84,8 @@ def check_needs(kind: str, capability: tuple[int, int] | None, *, has_torchao: b
     """Refuses where fp8 cannot be had, naming what is missing.
 
     Args:
-        kind: of the device: `cuda`, `cpu`.
-        capability: of a CUDA device.
+        kind: type of the device: `cuda`, `cpu`.
+        capability: compute capability of a CUDA device; None for other devices.
         has_torchao: the package is installed.
         emulate: products are made in the model's own format, of values that are rounded to fp8: on any device.
 
@@ -112,11 +112,11 @@ def check_needs(kind: str, capability: tuple[int, int] | None, *, has_torchao: b
         )
 
 
-def choose_layers(model: nn.Module, exclude: Sequence[str]) -> Chosen:
+def choose_layers(model: nn.Module, exclude: Sequence[str]) -> Fp8Layers:
     """Returns what becomes of each linear layer, see [Note: which layers].
 
     Args:
-        model: on any device.
+        model: model on any device.
         exclude: patterns of names, see `match_names`.
 
     Raises:
@@ -125,7 +125,7 @@ def choose_layers(model: nn.Module, exclude: Sequence[str]) -> Chosen:
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     excluded = match_names(exclude, layers, key="fp8.exclude", noun="linear layer")
     reasons = {name: _why_not(name, layer, is_excluded=name in excluded) for name, layer in layers.items()}
-    return Chosen(
+    return Fp8Layers(
         tuple(name for name, reason in reasons.items() if reason is None),
         {name: reason for name, reason in reasons.items() if reason is not None},
     )

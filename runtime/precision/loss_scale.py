@@ -50,7 +50,7 @@ class ScaleState:
     """Where a scale is.
 
     Attributes:
-        scale: by which the next losses are multiplied.
+        scale: scale that the next losses are multiplied by.
         hysteresis: overflows until it is halved; 1: the next one does it.
         steps: optimizer steps so far, skipped ones included.
         last_overflow: number of the last step that overflowed, from 0 on; -1 for none.
@@ -66,8 +66,8 @@ def after_step(state: ScaleState, rules: ScaleRules, *, overflow: bool) -> Scale
     """Returns the state after one optimizer step, see [Note: the dynamic scale].
 
     Args:
-        state: before it.
-        rules: of the scale.
+        state: state before the step.
+        rules: rules of the dynamic scale.
         overflow: a gradient of the step was inf or nan.
     """
     scale, hysteresis, last_overflow = state.scale, state.hysteresis, state.last_overflow
@@ -90,7 +90,7 @@ class LossScale:
 
     Args:
         fixed: the scale, where it never changes.
-        rules: of a scale that does; goes before `fixed`.
+        rules: rules of a dynamic scale, used in place of `fixed`; None for a scale that never changes.
     """
 
     def __init__(self, fixed: float = 1.0, *, rules: ScaleRules | None = None) -> None:
@@ -117,8 +117,8 @@ class LossScale:
 
         Args:
             overflow: a gradient of it was inf or nan, so its update was left out.
-            at: which step it was, for the error: ` at step 3, micro step 1`.
-            what: which gradient it was, for the error.
+            at: text that names the step, for the error: ` at step 3, micro step 1`.
+            what: text that names the gradient, for the error.
 
         Raises:
             ModelError: it overflowed with the scale at its minimum; the scale stays as it was.

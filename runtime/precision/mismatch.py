@@ -67,11 +67,11 @@ def mismatch_of(
     """Returns an error that names the inputs and the way out; None where torch's is about something else.
 
     Args:
-        error: that the forward has raised.
-        forward: of the model, for the names of its parameters.
+        error: exception that the forward has raised.
+        forward: forward of the model, for the names of its parameters.
         args: positional arguments, as the model got them.
-        kwargs: named ones.
-        device: of the model's parameters.
+        kwargs: keyword arguments, as the model got them.
+        device: device of the model's parameters.
         compute: their dtype.
         autocast: dtype of `torch.autocast` around the forward; None: there is none.
         casts: `fp16.auto_cast` has cast floating-point inputs.

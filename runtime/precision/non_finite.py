@@ -19,10 +19,10 @@ def first_non_finite(
     Reads from the device once a range, and again in the range that has it; one all-reduce of one number.
 
     Args:
-        ranges: of every unit: layout, first element of the range, and its gradients, flat.
+        ranges: ranges of all units, each as layout, first element of the range, and its gradients, flat.
         collectives: the axis; every rank must call.
         spread: the ranges are spread over it; False: every rank holds all, and nothing is exchanged.
-        device: of the gradients.
+        device: device of the gradients.
 
     Returns:
         its name; None where every gradient is finite and only the sum of their squares is not.
@@ -36,7 +36,7 @@ def first_non_finite(
     if spread:
         # The largest of negative numbers is the first of places.
         place = torch.full((1,), float(-len(names) if found is None else -found), dtype=torch.float64, device=device)
-        collectives.all_reduce(place, op="max", of="non-finite gradient").wait()
+        collectives.all_reduce(place, op="max", label="non-finite gradient").wait()
         with collectives.reading("non-finite gradient"):
             found = round(-float(place))
     return None if found is None or found == len(names) else names[found]

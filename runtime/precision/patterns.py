@@ -15,10 +15,10 @@ def match_names(patterns: Sequence[str], names: Collection[str], *, key: str, no
     """Returns the names that a pattern matches: anywhere in the name, `*` standing for any characters.
 
     Args:
-        patterns: as the config has them; the rule is that of transformers' lists of modules.
+        patterns: patterns from the config, matched by the rule of transformers' lists of modules.
         names: qualified names, of modules or tensors.
-        key: of the config, for the error.
-        noun: what the names are of, for the error: `linear layer`.
+        key: key of the config, for the error.
+        noun: noun for the named things, such as `linear layer`, for the error.
 
     Raises:
         ModelError: a pattern matches no name; with names that are close.

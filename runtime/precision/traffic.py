@@ -12,13 +12,13 @@ from dsrun.errors import ModelError
 _KEY = "torch_autocast.lower_precision_safe_modules"
 
 
-def find_light(model: nn.Module, classes: Sequence[str], *, compute: torch.dtype) -> frozenset[int]:
+def low_precision_gradients(model: nn.Module, classes: Sequence[str], *, compute: torch.dtype) -> frozenset[int]:
     """Returns the ids of parameters that modules of given classes have themselves; of a 16-bit model, none.
 
     Args:
         model: the model.
-        classes: names, with or without their package: `Linear`, `torch.nn.Linear`. Subclasses are other classes, as in
-            DeepSpeed.
+        classes: names of classes, with or without their package: `Linear`, `torch.nn.Linear`. Subclasses are other
+            classes, as in DeepSpeed.
         compute: dtype of the parameters, which their gradients have too.
 
     Raises:

@@ -30,12 +30,12 @@ class ZeroParamStatus(Enum):
     INFLIGHT = 3
 
 
-class Home(ABC):
+class ParameterOwner(ABC):
     """Where one parameter's values are.
 
     Attributes:
-        number: of the parameter, the same on every rank.
-        name: of the parameter, for messages.
+        number: number of the parameter, the same on every rank.
+        name: name of the parameter, for messages.
     """
 
     number: int
@@ -43,7 +43,7 @@ class Home(ABC):
 
     @property
     @abstractmethod
-    def keeper(self) -> Keeper:
+    def keeper(self) -> OwnerGroup:
         """Who has the values of this parameter and of others."""
 
     @abstractmethod
@@ -76,11 +76,11 @@ class Home(ABC):
         """Returns what a script gets that asks for the parameter's `data`; by default the memory itself.
 
         Args:
-            memory: that the parameter has now.
+            memory: memory that the parameter has now.
         """
         return memory
 
-    def arrive(self) -> None:
+    def wait_update(self) -> None:
         """Returns when the parameter may be read where it lies; by default no update is on its way."""
         return
 
@@ -113,7 +113,7 @@ class Home(ABC):
         return OrderedDict, ()
 
 
-class Keeper(ABC):
+class OwnerGroup(ABC):
     """Who has the values of many parameters, as `GatheredParameters` asks."""
 
     @property
@@ -126,8 +126,8 @@ class Keeper(ABC):
         """Makes parameters whole; every rank must call with the same ones. May be nested.
 
         Args:
-            homes: of the parameters, all of this keeper.
-            writes: they get memory of their own, for new values.
+            homes: homes of the parameters, all of this keeper.
+            writes: whether the parameters get memory of their own, for new values.
         """
 
     @abstractmethod
@@ -135,9 +135,9 @@ class Keeper(ABC):
         """Ends one `open`.
 
         Args:
-            homes: as they were opened.
+            homes: homes of the parameters, the same as for `open`.
             source: rank whose values are taken over; None: nothing has changed.
-            failed: this rank gave up, so nothing shall be taken over on any rank.
+            failed: whether this rank gave up; if so, no new values are taken over on any rank.
         """
 
 
@@ -219,20 +219,20 @@ def set_memory(param: Tensor, memory: Tensor) -> None:
         _DATA.__set__(param, memory)
 
 
-def home_of(tensor: Tensor) -> Home | None:
+def home_of(tensor: Tensor) -> ParameterOwner | None:
     """Returns the home of a parameter that has one."""
     found = getattr(tensor, _ATTRIBUTE, None)
-    return found if isinstance(found, Home) else None
+    return found if isinstance(found, ParameterOwner) else None
 
 
-def settle(param: nn.Parameter, home: Home, *, sharded: bool, kind: type[nn.Parameter] | None = None) -> None:
+def settle(param: nn.Parameter, home: ParameterOwner, *, sharded: bool, kind: type[nn.Parameter] | None = None) -> None:
     """Gives a parameter its home, and DeepSpeed's attributes if it is sharded.
 
     Parameters of a class of their own (quantised ones) keep it, and have a home only.
 
     Args:
         param: the parameter.
-        home: of it.
+        home: home that the parameter gets.
         sharded: a rank has a piece of it.
         kind: class of it; None: the one that goes with `sharded`.
     """
@@ -276,7 +276,7 @@ def _whole_copy(param: nn.Parameter) -> nn.Parameter | None:
     return nn.Parameter(memory_of(param).clone(), requires_grad=param.requires_grad)
 
 
-def _home(param: ShardedParameter) -> Home:
+def _home(param: ShardedParameter) -> ParameterOwner:
     home = home_of(param)
     if home is None:  # a copy of a sharded parameter
         raise AttributeError("this parameter is not sharded")

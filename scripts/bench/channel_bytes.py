@@ -22,7 +22,7 @@ from scale import Silence
 from dsrun.launcher.hosts.spec import Allocation, HostSpec
 from dsrun.launcher.logs.job_output import JobOutput
 from dsrun.launcher.plan.launch_plan import LaunchPlan, Program, make_plan
-from dsrun.launcher.preflight.findings import Wants
+from dsrun.launcher.preflight.findings import Requirements
 from dsrun.launcher.preflight.run import check_hosts
 from dsrun.launcher.protocol import Output
 from dsrun.launcher.session.job_run import JobRun, Policies
@@ -62,10 +62,10 @@ class Traffic:
     """Bytes; what passed between two moments is the difference.
 
     Attributes:
-        down: to the hosts, on the channels.
-        up: from them.
-        wire_down: to the hosts, on the wire.
-        wire_up: from them.
+        down: bytes sent to the hosts, counted on the channels.
+        up: bytes received from the hosts, counted on the channels.
+        wire_down: bytes sent to the hosts, counted on the wire.
+        wire_up: bytes received from the hosts, counted on the wire.
     """
 
     down: float
@@ -179,7 +179,7 @@ def measure(hosts: Sequence[HostSpec], transport: Transport, *, device: str, fol
     """Runs a job with one rank on each host, from the first knock to its end.
 
     Args:
-        hosts: in rank order.
+        hosts: hosts of the job, in rank order.
         transport: the way to them.
         device: the interface of this machine that leads to them.
         folder: empty, and seen by all hosts under this path.
@@ -190,7 +190,7 @@ def measure(hosts: Sequence[HostSpec], transport: Transport, *, device: str, fol
     counted = CountingTransport(transport, device)
     moments = [counted.so_far()]
     with Survey(hosts, counted, python=sys.executable) as survey:
-        found = check_hosts(survey, hosts, Wants(folder=str(folder), is_python=False))
+        found = check_hosts(survey, hosts, Requirements(folder=str(folder), is_python=False))
     assert found.meeting is not None, "\n".join(finding.text for finding in found.findings)
     moments.append(counted.so_far())
 

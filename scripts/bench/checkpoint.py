@@ -142,12 +142,12 @@ def measure_dsrun(state: State, folder: Path, rounds: Rounds, savers: dict[str, 
     """Beside training, and in it; then loading."""
     from dsrun.checkpoint_files.parse import read_index
     from dsrun.runtime.checkpoint.format.load import read
-    from dsrun.runtime.checkpoint.save.request import Wanted
+    from dsrun.runtime.checkpoint.save.request import SaveRequest
     from dsrun.runtime.protocols import StateEntry
 
-    def want() -> Wanted:
+    def want() -> SaveRequest:
         entries = state.entries()
-        return Wanted(entries=entries, values={}, rank_values={}, aliases={}, save_latest=True,
+        return SaveRequest(entries=entries, values={}, rank_values={}, aliases={}, save_latest=True,
                       when_saved=lambda nbytes, seconds: None, units=[int(e.name[1:]) for e in entries],
                       order=range(PARAMETERS))  # fmt: skip
 

@@ -90,7 +90,8 @@ def reading(path: Path, image: Tensor | None) -> Callable[[], None]:
 
     Args:
         path: the file.
-        image: where to; None: to memory that was never touched, on pages as the kernel gives them.
+        image: tensor that receives the bytes; None for memory that was never touched, on pages as the kernel gives
+            them.
     """
 
     def read() -> None:

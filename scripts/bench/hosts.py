@@ -106,10 +106,10 @@ class Job:
     """What is started on the hosts.
 
     Attributes:
-        title: of its tables.
-        words: after `dsrun run` and the options about hosts.
+        title: title of the job's tables.
+        words: words of the command after `dsrun run` and the options about hosts.
         floor: name of the floor for so many hosts.
-        run_floor: does what the floor is.
+        run_floor: function that does the work of the floor for a number of hosts.
         torchrun: words after torchrun and its options; None where it is not compared.
     """
 

@@ -63,8 +63,8 @@ class Launcher:
     """A way to start a script on several ranks.
 
     Attributes:
-        name: in the table.
-        words: gives the command for a number of ranks and a script.
+        name: name of the launcher in the table.
+        words: function that gets a number of ranks and a script, and returns the command that starts them.
         env: variables on top.
     """
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from dsrun.launcher.hosts.hostfile import read_hostfile
 from dsrun.launcher.hosts.spec import HostSpec
 from dsrun.launcher.plan.launch_plan import DEFAULT_LEASE_S
-from dsrun.launcher.preflight.findings import Wants
+from dsrun.launcher.preflight.findings import Requirements
 from dsrun.launcher.preflight.run import check_hosts
 from dsrun.launcher.survey.client import ANSWER_PATIENCE_S, Answer, Arguments, Survey
 from dsrun.launcher.transport.base import Transport
@@ -34,12 +34,12 @@ class TimedSurvey(Survey):
         question: str,
         arguments: Arguments | Callable[[HostSpec], Arguments],
         *,
-        of: Sequence[str] | None = None,
+        host_names: Sequence[str] | None = None,
         patience_s: float = ANSWER_PATIENCE_S,
     ) -> dict[str, Answer]:
         """See `Survey`."""
         began_s = time.perf_counter()
-        answers = super().ask(question, arguments, of=of, patience_s=patience_s)
+        answers = super().ask(question, arguments, host_names=host_names, patience_s=patience_s)
         self.took_s[question] = self.took_s.get(question, 0.0) + time.perf_counter() - began_s
         return answers
 
@@ -48,17 +48,17 @@ def measure(way: TransportName, count: int, listed: Path, ssh_config: Path) -> d
     """Compares the first hosts of a hostfile.
 
     Args:
-        way: to reach them.
-        count: of hosts.
+        way: name of the transport that reaches the hosts.
+        count: number of hosts, taken from the beginning of the hostfile.
         listed: the hostfile, in a folder that all of them see.
-        ssh_config: names key and known hosts.
+        ssh_config: path of the ssh_config file, which names the key and the known hosts.
 
     Returns:
         seconds by part, in order; the whole ends before the survey does, which no job waits for.
     """
     hosts = read_hostfile(listed)[:count]
     transport = make_transport(way, ReachSettings(lease_s=DEFAULT_LEASE_S, ssh_config=ssh_config))
-    wants = Wants(folder=str(listed.parent), script=str(listed), on_gpus=False)
+    wants = Requirements(folder=str(listed.parent), script=str(listed), on_gpus=False)
     began_s = time.perf_counter()
     survey = TimedSurvey(hosts, transport, python=sys.executable)
     with survey:

@@ -12,7 +12,7 @@ class Bar:
     """What the project demands.
 
     Attributes:
-        limit: of the median, or of the ratio to `relative_to` of the same round.
+        limit: upper limit of the median, or of the ratio to `relative_to` in the same round.
         relative_to: another row; None for the median itself.
     """
 
@@ -27,7 +27,7 @@ class Rows:
     """Figures by name, a value each round.
 
     Args:
-        rounds: that count; one before them does not.
+        rounds: number of rounds that count; one round before them does not.
     """
 
     def __init__(self, rounds: int) -> None:
@@ -48,8 +48,8 @@ class Rows:
         """Returns a Markdown table.
 
         Args:
-            unit: of the figures.
-            bars: by name.
+            unit: unit of the figures.
+            bars: demands on each row, by the name of the row.
             ratio_to: the row that a column of ratios refers to.
         """
         head = ["what", f"median {unit}", "least to most", *([f"x {ratio_to}"] if ratio_to else []), "bar"]

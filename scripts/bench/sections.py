@@ -25,11 +25,11 @@ def measure(
     """Measures sections.
 
     Args:
-        sections: by name; each measures and returns its tables.
-        names: which ones, in order.
-        options: given to each.
+        sections: functions by the name of the section; each one measures it and returns its tables.
+        names: names of the sections to measure, in order.
+        options: options that each section gets.
         runs: rounds of each, for the file.
-        json_file: where all tables are written too; None for none.
+        json_file: path of a file to which all tables are written too, as JSON; None for none.
     """
     tables: list[Figures] = []
     for name in names:

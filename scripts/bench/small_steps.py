@@ -68,7 +68,7 @@ class Contenders:
 
         Args:
             repeats: steps of each.
-            turn: who begins.
+            turn: number of the turn, which decides the contender that begins.
         """
         names = list(self._steps)
         order = names[turn % len(names) :] + names[: turn % len(names)]

@@ -60,7 +60,7 @@ class Options:
     Attributes:
         peer_python: an interpreter that has DeepSpeed; None: without it.
         runs: rounds that count.
-        stages: of ZeRO.
+        stages: ZeRO stages to measure.
     """
 
     peer_python: str | None

@@ -32,7 +32,7 @@ def download(folder: Path, *, python: str = "3.12", platforms: Sequence[str] = P
     """Fills a folder with wheels, and says on stderr what they weigh and what is missing.
 
     Args:
-        folder: is made if need be; wheels in it are taken into account.
+        folder: folder for the wheels, made if it is missing; wheels that are already in it are taken into account.
         python: version of the other machine's Python, e.g. 3.12.
         platforms: tags of wheels that it loads.
 
@@ -62,7 +62,7 @@ def use(folder: Path, site: Path) -> None:
     machine is never hidden: what is installed comes first on the path, and is missing elsewhere or too old there.
 
     Args:
-        folder: of wheels.
+        folder: folder of wheels.
         site: an empty folder.
 
     Raises:
@@ -107,10 +107,10 @@ def judged(folder: Path, roots: Sequence[str], *, python: str, limit_bytes: int 
     """Says on stderr what a folder of wheels weighs, and what is missing in it.
 
     Args:
-        folder: of wheels.
+        folder: folder of wheels.
         roots: requirements of a machine that has torch and nothing else.
         python: version of its Python.
-        limit_bytes: what the folder may weigh.
+        limit_bytes: largest size of the folder in bytes.
 
     Returns:
         0; 1 if it will not do.

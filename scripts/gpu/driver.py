@@ -31,13 +31,13 @@ class Part:
     """One process of the check.
 
     Attributes:
-        name: of its row in the results.
+        name: name of the part's row in the results.
         argv: its command line; the last JSON line of its stdout is its result, also if it fails later.
-        limit_s: when it is ended.
-        estimate_s: what it probably takes; with less time left it is not begun.
+        limit_s: seconds after which the part is ended.
+        estimate_s: seconds that the part probably takes; with less time left it is not started.
         needs: a package without which there is nothing to run.
         is_ours: its failure is the check's; a peer that does not run on a machine is a result.
-        is_extra: runs only if it is asked for by name.
+        is_extra: whether the part runs only if it is asked for by name.
         again: name of an earlier part that it repeats; what failed then is not tried again.
     """
 
@@ -56,10 +56,10 @@ class Comparison:
     """A row that is found by looking at others': no process, no time.
 
     Attributes:
-        name: of its row.
-        row: finds it, from all rows so far.
-        is_extra: is made only if it is asked for by name.
-        estimate_s: what it probably took to find what is looked at, before the first part.
+        name: name of the comparison's row in the results.
+        row: function that makes the row from all rows so far.
+        is_extra: whether the row is made only if it is asked for by name.
+        estimate_s: seconds that it probably took, before the first part, to find the data that is compared.
     """
 
     name: str
@@ -92,12 +92,12 @@ def run_all(
     """Runs the parts in order, says each row on stderr, and a summary behind the last.
 
     Args:
-        parts: what to run.
+        parts: parts and comparisons to run, in order.
         out: file of the results, written after each part: what was measured stays if the machine is taken away.
-        minutes: what all parts may take together.
-        report: what is in the file already; `parts` is added.
+        minutes: minutes that all parts together may take.
+        report: content of the results file so far; the key `parts` is added to it.
         derived: tables beside the rows, made from them.
-        refusal: why nothing can run here: the first part fails with it.
+        refusal: reason that nothing can run here, with which the first part fails; None if the parts can run.
 
     Returns:
         whether none of ours failed.
@@ -126,9 +126,9 @@ def run_part(part: Part, *, patience_s: float, grace_s: float = _GRACE_S) -> Row
     """Runs one part to its end or its time limit.
 
     Args:
-        part: what to run.
-        patience_s: what is left of the whole check's time.
-        grace_s: how long a part that is asked to end has for it, and what it leaves behind.
+        part: part to run.
+        patience_s: seconds that are left of the time of the whole check.
+        grace_s: seconds that a part and the processes it leaves behind have to end before they are killed.
     """
     if part.needs is not None and find_spec(part.needs) is None:
         return {"state": "not run", "why": f"{part.needs} is not installed"}

@@ -39,9 +39,9 @@ def measured(device: torch.device, *, folder: Path, mib: int) -> Iterator[dict[s
     """Measures the buses, the host's step and the drive, and yields all figures so far behind each.
 
     Args:
-        device: whose buses are measured.
-        folder: on the drive.
-        mib: of each buffer and file.
+        device: device that the measured buses lead to.
+        folder: folder on the drive to measure.
+        mib: size of each buffer and file in MiB.
 
     Yields:
         bytes a second by name; `no_disk`, why the drive could not be measured, in place of its two.

@@ -52,9 +52,9 @@ class Found:
     """The largest number of blocks so far.
 
     Attributes:
-        layers: that went; None before any did.
+        layers: largest number of blocks that worked; None before any did.
         next: the number that is tried behind it, or was and did not go.
-        why: it did not go.
+        why: reason that `next` blocks did not work, or a note that they were not tried.
     """
 
     layers: int | None
@@ -68,7 +68,7 @@ def search(attempt: Callable[[int], str | None], *, first: int, most: int) -> It
     Args:
         attempt: tries a number of blocks, and returns why it did not go, None if it did.
         first: number to begin with.
-        most: is not gone beyond.
+        most: largest number of blocks to try.
     """
     best: int | None = None
     least_failed: int | None = None

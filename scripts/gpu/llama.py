@@ -57,7 +57,7 @@ def measure(step: Step, data: list[Tensor], device: torch.device) -> dict[str, A
     Args:
         step: one training step.
         data: batches of tokens, [B, T + 1] each, taken in turn.
-        device: where it runs.
+        device: device on which the steps run.
 
     Returns:
         seconds of every step after the warm-up, tokens of a step, losses of all steps, and bytes at the peak on CUDA.

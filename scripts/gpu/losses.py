@@ -18,8 +18,8 @@ def compare(parts: Mapping[str, Mapping[str, Any]], *, first: str, beginning: st
     Args:
         parts: rows of the check by name; a row's result has `contender` and `rows`, these have `tokens` and `losses`.
         first: name of the contender that the others are held against.
-        beginning: of the names of the rows that are compared.
-        tolerance: how far a loss may lie off, as a share.
+        beginning: prefix of the names of the rows to compare.
+        tolerance: largest allowed difference between two losses, as a share.
 
     Returns:
         a row: ok with the largest share by contender, failed with the two contenders and the step, or not run.

@@ -32,7 +32,7 @@ def ask(device: str, folder: Path) -> dict[str, Any]:
 
     Args:
         device: cuda or cpu.
-        folder: on the drive that is measured.
+        folder: folder on the drive that is measured.
 
     Returns:
         `missing` (requirements that are not met), `python`, `cpus`, `memory_bytes`, `disk_bytes` (free); `torch` where

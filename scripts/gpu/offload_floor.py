@@ -19,11 +19,11 @@ class Machine:
     """Bytes a second.
 
     Attributes:
-        to_device: of page-locked copies.
-        to_host: likewise.
-        host_step: of an adam-shaped stream over host memory.
-        disk_read: of large direct reads; 0 where the drive could not be measured.
-        disk_write: likewise.
+        to_device: bytes per second of page-locked copies to the device.
+        to_host: bytes per second of page-locked copies to the host.
+        host_step: bytes per second of an Adam-shaped stream over host memory.
+        disk_read: bytes per second of large direct reads from the drive; 0 where the drive could not be measured.
+        disk_write: bytes per second of large direct writes to the drive; 0 where the drive could not be measured.
     """
 
     to_device: float
@@ -45,10 +45,10 @@ def floor_s(
     Args:
         tier: gpu, cpu, ram or disk, as in `offload.py`.
         numel: parameters of the model.
-        micro_batches: of a step.
-        forward_s: of one micro batch, computing alone.
-        backward_s: likewise, recomputation included.
-        machine: what it can do.
+        micro_batches: number of micro batches in a step.
+        forward_s: seconds of the forward of one micro batch, where the device only computes.
+        backward_s: seconds of the backward of one micro batch, where the device only computes, recomputation included.
+        machine: measured speeds of the machine, in bytes per second.
     """
     if tier == "gpu":
         return micro_batches * (forward_s + backward_s)

@@ -36,8 +36,8 @@ class Wheel:
 
     Attributes:
         path: the file.
-        name: of the package, in lower case with hyphens.
-        version: of the package.
+        name: name of the package, in lower case with hyphens.
+        version: version of the package.
         needs: its requirements, markers and all.
     """
 
@@ -89,7 +89,7 @@ def choose(
 
     Args:
         roots: requirements to meet.
-        wheels: what there is, by name.
+        wheels: available wheels, by the name of the package.
         installed: the version of a package that the machine has.
         environment: values of markers that differ from this interpreter's.
 

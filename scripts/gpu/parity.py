@@ -45,8 +45,8 @@ class Parity:
 
     Args:
         device: cuda or cpu.
-        steps: of each run, an even number.
-        stages: that are compared with stage 0.
+        steps: number of steps in each run, an even number.
+        stages: ZeRO stages to compare with stage 0.
     """
 
     def __init__(self, device: str, *, steps: int = 10, stages: Sequence[int] = (0, 1, 2, 3)) -> None:
@@ -226,8 +226,8 @@ def tried(checks: Mapping[str, Check], *, why_lost: Callable[[], str | None]) ->
     """Tries checks, and yields the report so far behind each.
 
     Args:
-        checks: by the names of their rows.
-        why_lost: what the device says to anything behind a failure; None if it works.
+        checks: checks by the names of their rows.
+        why_lost: function that returns the device's error after a failed check; None if the device still works.
 
     Yields:
         `rows` (state, what is wrong, seconds), and `why` once one failed. None is tried on a device that is lost.

@@ -60,7 +60,7 @@ def main_parts(
         proofs: parts of the proofs, as `proof_parts` returns them; empty where none are wanted.
         device: cuda or cpu.
         size: 1.3B, or tiny to try the check itself.
-        facts: of the machine, as `machine.ask` returns them.
+        facts: facts about the machine, as `machine.ask` returns them.
     """
     python = (sys.executable, "-m")
     tiny = size == "tiny"

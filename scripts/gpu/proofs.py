@@ -45,11 +45,11 @@ class Test:
     """A test's row.
 
     Attributes:
-        id: as pytest writes it.
+        id: test id as pytest writes it.
         state: running, passed, failed, skipped, not run.
-        seconds: of setup, call and teardown.
+        seconds: seconds of setup, call and teardown together.
         message: end of the failure, or the reason.
-        warnings: that would fail it in CI.
+        warnings: warnings that would fail the test in CI.
     """
 
     __test__ = False  # pytest, that is no test class
@@ -168,9 +168,9 @@ def run(
         files: test files.
         root: folder with the tests.
         marker: expression of pytest's `-m`.
-        limit_s: when it ends, whatever is left then.
-        silence_s: when a process is ended in which nothing happens.
-        must_end: says whether somebody wants it to end now, with the rows that it has.
+        limit_s: seconds after which the run ends, even if tests are left.
+        silence_s: seconds without any event after which a test process is ended.
+        must_end: function that returns whether the run must end now and keep the rows that it has.
 
     Returns:
         counts by state, `tests` (their rows), `deaths` (why processes ended early), and `why` if it failed.

@@ -27,8 +27,8 @@ class LlamaShape:
         """Returns how many blocks fit, at most this shape's own and at least one.
 
         Args:
-            nbytes: of the memory that there is, whole.
-            bytes_per_parameter: what training takes of it.
+            nbytes: bytes of all the memory that there is; only a share of it is planned for.
+            bytes_per_parameter: bytes of this memory that training takes for each parameter.
         """
         numel = int(_USABLE * nbytes / bytes_per_parameter)
         return max(1, min(self.layers, (numel - self._outside_blocks()) // self._of_a_block()))

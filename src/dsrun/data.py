@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dsrun.runtime.data.loader import LoaderWishes as LoaderWishes
+    from dsrun.runtime.data.loader import LoaderOptions as LoaderOptions
     from dsrun.runtime.data.loader import TrainingLoader as TrainingLoader
     from dsrun.runtime.data.repeating import RepeatingLoader as RepeatingLoader
     from dsrun.runtime.data.sampler import ShardedSampler as ShardedSampler
@@ -20,7 +20,7 @@ else:
     __all__, __getattr__, __dir__ = lazy_face(
         __name__,
         {
-            "dsrun.runtime.data.loader": ("LoaderWishes", "TrainingLoader"),
+            "dsrun.runtime.data.loader": ("LoaderOptions", "TrainingLoader"),
             "dsrun.runtime.data.repeating": ("RepeatingLoader",),
             "dsrun.runtime.data.sampler": ("ShardedSampler",),
             "dsrun.runtime.data.worker_process": ("leave_signals_to_rank",),

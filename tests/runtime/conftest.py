@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_heap() -> None:
+    """What is there before a file's tests is taken out of the garbage collector's sight, as in a job's spawner.
+
+    Each end of an engine collects garbage, and among all that torch and pytest have imported that took 0.12 s, a third
+    of the time of tests that make many engines.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -17,14 +17,14 @@ READS = {"tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "
 class NamedReads(LoopbackCollectives):
     """Keeps what the host says it reads, as long as it does."""
 
-    def __init__(self, of: LoopbackCollectives) -> None:
-        super().__init__(of._world, of.rank)
+    def __init__(self, axis: LoopbackCollectives) -> None:
+        super().__init__(axis._world, axis.rank)
         self.present: str | None = None
 
     @contextmanager
-    def reading(self, of: str) -> Generator[None]:
+    def reading(self, label: str) -> Generator[None]:
         """See `Collectives`."""
-        self.present = of
+        self.present = label
         yield
         self.present = None
 

@@ -18,7 +18,7 @@ from dsrun.checkpoint_files.parse import read_index
 from dsrun.checkpoint_files.storage.tags import complete_tags, latest_tag
 from dsrun.errors import CheckpointError
 from dsrun.runtime.checkpoint.format.load import read
-from dsrun.runtime.checkpoint.save.request import Wanted
+from dsrun.runtime.checkpoint.save.request import SaveRequest
 from dsrun.runtime.checkpoint.save.saver import Saver
 from dsrun.runtime.protocols import StateEntry
 from support.ranks import forkserver, start
@@ -34,10 +34,10 @@ def kill_while_saving(folder: Path, *, seed: str, repeated: bool, asynchronous: 
     """Kills a process that saves, at a random moment; returns what was killed.
 
     Args:
-        folder: for its checkpoints.
-        seed: of the moment and the victim.
-        repeated: it saves one tag again and again, and not a new one each time.
-        asynchronous: it has writers.
+        folder: folder for the checkpoints of the process.
+        seed: seed of the random moment and victim.
+        repeated: whether the process saves one tag again and again; else it saves a new tag each time.
+        asynchronous: whether the process saves through writer processes, beside training.
 
     Raises:
         AssertionError: what is left is not whole, or older than what was said to be saved.
@@ -119,7 +119,7 @@ def _save_on_and_on(end: Connection, folder: str, repeated: bool, asynchronous: 
             number += 1
             half = torch.full((NUMEL // SIZE,), number)
             entry = StateEntry("w", "param", (NUMEL,), rank * NUMEL // SIZE, (rank + 1) * NUMEL // SIZE, half, False)
-            wanted = Wanted(
+            wanted = SaveRequest(
                 entries=[entry],
                 values={"value": number},
                 rank_values={},

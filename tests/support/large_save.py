@@ -22,8 +22,8 @@ def save_and_load(folder: Path, gib: float) -> str:
     """Saves one tensor of so many GiB in training, checks the file, and loads it slice by slice.
 
     Args:
-        folder: for the checkpoint; needs the room.
-        gib: how many; the process holds them once.
+        folder: folder for the checkpoint, on a disk with enough room.
+        gib: size of the tensor in GiB; the process holds it once.
 
     Raises:
         AssertionError: a byte is another, or saving and loading took memory for more than some blocks.

@@ -51,9 +51,9 @@ class _Post:
     """What one rank gives to a collective.
 
     Attributes:
-        name: of the collective, and the step that the rank is in.
-        sent: what it reads, as it is read.
-        ready: when that has been read; None on the CPU.
+        name: name of the collective, and the step that the rank is in.
+        sent: copy of the tensor that the collective reads, with the values that it had when it was read.
+        ready: event after which that tensor has been read; None on the CPU.
         numels: lengths of the parts that each rank gets, of an `all_to_all`.
     """
 
@@ -76,9 +76,9 @@ class LateWorld(LoopbackWorld):
 
     Args:
         size: ranks.
-        device: where they compute.
+        device: device on which the ranks compute.
         timeout_s: a rank that waits longer for the others raises `threading.BrokenBarrierError`.
-        cycles: of the GPU's clock that each collective sleeps.
+        cycles: cycles of the GPU's clock that each collective sleeps.
     """
 
     def __init__(self, size: int, *, device: torch.device = CPU, timeout_s: float = 30.0, cycles: int = CYCLES) -> None:
@@ -164,7 +164,7 @@ class LateCollectives(LoopbackCollectives):
         self._late = world
         self._beside = _Beside(world.device, world.cycles) if world.device.type == "cuda" else None
 
-    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, of: str = "") -> Pending:
+    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, label: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("all_gather", output_N)
         own = own_slice(output_N, rank=self.rank, size=self.size)
@@ -177,9 +177,9 @@ class LateCollectives(LoopbackCollectives):
                 if not (in_place and rank == self.rank):
                     part.copy_(post.sent)
 
-        return self._start(wait_name("all_gather", of), reads=shard_S, writes=written, finish=finish)
+        return self._start(wait_name("all_gather", label), reads=shard_S, writes=written, finish=finish)
 
-    def reduce_scatter(self, buffer_N: Tensor, *, of: str = "") -> Pending:
+    def reduce_scatter(self, buffer_N: Tensor, *, label: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("reduce_scatter", buffer_N)
         own = own_slice(buffer_N, rank=self.rank, size=self.size)
@@ -187,18 +187,18 @@ class LateCollectives(LoopbackCollectives):
         def finish(posts: Sequence[_Post]) -> None:
             own.copy_(own_slice(_summed(posts, "sum"), rank=self.rank, size=self.size))
 
-        return self._start(wait_name("reduce_scatter", of), reads=buffer_N, writes=[buffer_N], finish=finish)
+        return self._start(wait_name("reduce_scatter", label), reads=buffer_N, writes=[buffer_N], finish=finish)
 
-    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", of: str = "") -> Pending:
+    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", label: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("all_reduce", buffer_N)
 
         def finish(posts: Sequence[_Post]) -> None:
             buffer_N.copy_(_summed(posts, op))
 
-        return self._start(wait_name(f"all_reduce {op}", of), reads=buffer_N, writes=[buffer_N], finish=finish)
+        return self._start(wait_name(f"all_reduce {op}", label), reads=buffer_N, writes=[buffer_N], finish=finish)
 
-    def broadcast(self, buffer_N: Tensor, *, source: int, of: str = "") -> Pending:
+    def broadcast(self, buffer_N: Tensor, *, source: int, label: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("broadcast", buffer_N)
         written = [] if self.rank == source else [buffer_N]
@@ -207,15 +207,15 @@ class LateCollectives(LoopbackCollectives):
             for part in written:
                 part.copy_(posts[source].sent)
 
-        return self._start(wait_name(f"broadcast from {source}", of), reads=buffer_N, writes=written, finish=finish)
+        return self._start(wait_name(f"broadcast from {source}", label), reads=buffer_N, writes=written, finish=finish)
 
-    def _exchange(self, output_M: Tensor, input_N: Tensor, parts: PartNumels, of: str) -> Pending:
+    def _exchange(self, output_M: Tensor, input_N: Tensor, parts: PartNumels, label: str) -> Pending:
 
         def finish(posts: Sequence[_Post]) -> None:
             for part, post in zip(output_M.split(parts.receive), posts, strict=True):
                 part.copy_(post.sent.split(list(post.numels))[self.rank])
 
-        name = wait_name("all_to_all", of)
+        name = wait_name("all_to_all", label)
         return self._start(name, reads=input_N, writes=[output_M], finish=finish, numels=parts.send)
 
     def _start(
@@ -230,11 +230,11 @@ class LateCollectives(LoopbackCollectives):
         """Starts a collective, see [Note: as late as allowed].
 
         Args:
-            name: of the collective.
-            reads: what this rank gives to it.
-            writes: what it overwrites: memory apart from `reads`, or `reads` itself.
-            finish: writes the result, of what all ranks gave.
-            numels: see `_Post`.
+            name: name of the collective.
+            reads: tensor that this rank gives to the collective.
+            writes: tensors that the collective overwrites: memory apart from `reads`, or `reads` itself.
+            finish: function that writes the result, from what all ranks gave.
+            numels: lengths of the parts that each rank gets, of an `all_to_all`; see `_Post`.
         """
         beside = self._beside if reads.is_cuda else None
         in_place = any(part.data_ptr() == reads.data_ptr() for part in writes)

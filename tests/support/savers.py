@@ -12,7 +12,7 @@ from dsrun.checkpoint_files.parse import read_index
 from dsrun.checkpoint_files.storage.calls import FileCalls
 from dsrun.runtime.checkpoint.format.load import read
 from dsrun.runtime.checkpoint.format.policy import SavePolicy
-from dsrun.runtime.checkpoint.save.request import Wanted
+from dsrun.runtime.checkpoint.save.request import SaveRequest
 from dsrun.runtime.checkpoint.save.saver import Saver
 from dsrun.runtime.mesh.host_memory.noticeboard import LocalNoticeboard
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
@@ -38,7 +38,7 @@ def entries_of(value: float, *, rank: int, size: int, dtype: torch.dtype = torch
     return [*entries, StateEntry("mask", "buffer", (3,), 0, 3, mask, True)]
 
 
-def wanted(value: float, *, rank: int, size: int, **changes: Any) -> Wanted:
+def wanted(value: float, *, rank: int, size: int, **changes: Any) -> SaveRequest:
     """What a save of that state wants."""
     members: dict[str, Any] = {
         "entries": entries_of(value, rank=rank, size=size),
@@ -48,7 +48,7 @@ def wanted(value: float, *, rank: int, size: int, **changes: Any) -> Wanted:
         "save_latest": True,
         "when_saved": lambda nbytes, seconds: None,
     }
-    return Wanted(**{**members, **changes})
+    return SaveRequest(**{**members, **changes})
 
 
 def with_savers(

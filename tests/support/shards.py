@@ -56,7 +56,7 @@ def train_shards(
     """Takes steps on every rank, with the gradients of `random_values`.
 
     Args:
-        make: makes the optimizer of group dicts.
+        make: function that makes the optimizer from a list of parameter group dicts.
         world_size: ranks.
         sharded: each rank owns a slice; else everything.
         steps: numbers of the steps, which decide the gradients.

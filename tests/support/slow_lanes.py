@@ -60,7 +60,7 @@ class SleepyBus(StreamBus):
 
     Args:
         device: the GPU.
-        cycles: of its clock that each copy sleeps.
+        cycles: cycles of the GPU's clock that each copy sleeps.
     """
 
     def __init__(self, device: torch.device, *, cycles: int = CYCLES) -> None:
@@ -82,7 +82,7 @@ class _LateLane:
     """One way of a `LateBus`: copies are made in the order in which they were started.
 
     Args:
-        lock: of both ways: one thread copies at a time.
+        lock: lock that both directions share, so that one thread copies at a time.
         behind: the way to the host, whose copies this one's may read the targets of; None: this is it.
     """
 

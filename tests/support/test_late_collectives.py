@@ -43,7 +43,7 @@ def _of_all(axis: LoopbackCollectives, dtype: torch.dtype, device: torch.device)
         axis.all_reduce(largest, op="max"),
         axis.broadcast(told, source=size - 1),
         axis.all_to_all(
-            uneven, _filled(rank, sum(send), dtype, device), receive_numels=receive, send_numels=send, of="rows"
+            uneven, _filled(rank, sum(send), dtype, device), receive_numels=receive, send_numels=send, label="rows"
         ),
     ]
     for work in pending:
@@ -105,7 +105,7 @@ def test_on_cuda_a_wait_stops_no_host_and_orders_the_current_stream_alone() -> N
 def _writes(change: Callable[[Tensor, Tensor], Any]) -> None:
     def body(axis: LoopbackCollectives) -> None:
         gathered, shard = torch.ones(4), torch.ones(2)
-        work = axis.all_gather(gathered, shard, of="unit 3")
+        work = axis.all_gather(gathered, shard, label="unit 3")
         if axis.rank == 1:
             change(gathered, shard)
         work.wait()
@@ -123,7 +123,7 @@ def test_who_writes_what_is_read_or_overwritten_before_the_wait_is_told_so() -> 
 
 def test_a_collective_that_a_rank_does_not_wait_for_is_named() -> None:
     def body(axis: LoopbackCollectives) -> None:
-        works = axis.all_reduce(torch.ones(2), of="one"), axis.all_reduce(torch.ones(2), of="two")
+        works = axis.all_reduce(torch.ones(2), label="one"), axis.all_reduce(torch.ones(2), label="two")
         works[0].wait()
         if axis.rank == 0:
             works[1].wait()
@@ -135,7 +135,7 @@ def test_a_collective_that_a_rank_does_not_wait_for_is_named() -> None:
 
 def test_ranks_in_other_collectives_are_refused_and_one_that_fails_releases_the_others() -> None:
     def crossed(axis: LoopbackCollectives) -> None:
-        axis.all_reduce(torch.ones(2), of=f"unit {axis.rank}").wait()
+        axis.all_reduce(torch.ones(2), label=f"unit {axis.rank}").wait()
 
     with pytest.raises(ModelError, match="is in all_reduce sum of unit"):
         LateWorld(2).run(crossed)

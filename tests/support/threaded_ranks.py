@@ -24,6 +24,7 @@ from dsrun.runtime.memory.bus import Bus
 from dsrun.runtime.mesh.join.groups import ProcessGroupMesh
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.mesh.spec import DATA_AXIS, MeshSpec
+from support.inside_engine import step_of, tiers_of
 from support.models import TinyGPT, loss_of
 from support.training import batches
 
@@ -31,6 +32,7 @@ from support.training import batches
 MakeBus = Callable[[torch.device], Bus]
 
 _JOB = "dsrun.runtime.engine.compose.job"
+_MESH = "dsrun.runtime.engine.compose.mesh"
 _TIERS = "dsrun.runtime.engine.host.tiers"
 _ACTIVATE = "dsrun.runtime.activation.activate"
 
@@ -40,11 +42,11 @@ class Trained:
     """What one rank has at the end.
 
     Attributes:
-        losses: of each micro batch.
-        norms: of the gradients, of each step.
-        masters: what the rank owns of each unit.
+        losses: loss of each micro batch.
+        norms: norm of the gradients of each step.
+        masters: master parameters that the rank owns, one tensor for each unit.
         params: each unit's parameters, as this rank holds them.
-        noted: what the test wants to be compared too.
+        noted: further tensors that the test wants to compare.
     """
 
     losses: list[Tensor] = field(default_factory=list[Tensor])
@@ -97,12 +99,13 @@ def train_in(
     Args:
         world: the ranks.
         settings: the config.
-        device: where all ranks compute.
-        model: makes the model.
+        device: device on which all ranks compute.
+        model: function that makes the model.
         steps: optimizer steps.
-        bus: makes the engine's bus; None: the device's own.
-        ring_bus: makes the bus of each ring of activations; None: the device's own.
-        between: see `Between`.
+        bus: function that makes the engine's bus for a device; None for the device's own bus.
+        ring_bus: function that makes the bus of each ring of activations for a device; None for the device's own bus.
+        between: callback that gets the engine and the list of noted tensors, once before the first step and after each
+            step; see `Between`.
     """
     torch.manual_seed(7)
     first = model()
@@ -149,8 +152,8 @@ class _Here:
 
     def show(self, patch: pytest.MonkeyPatch) -> None:
         """Has the composition root ask here."""
-        root = importlib.import_module(_JOB)
-        patch.setattr(root, "join_job", lambda **_: self._info())
+        patch.setattr(importlib.import_module(_JOB), "join_job", lambda **_: self._info())
+        root = importlib.import_module(_MESH)
         patch.setattr(root, "present_backend", lambda: "gloo")
         patch.setattr(root, "choose_device", lambda backend, info: self._device)
         patch.setattr(root, "make_mesh", self._mesh)
@@ -173,10 +176,10 @@ def _train(module: nn.Module, settings: dict[str, Any], steps: int, between: Bet
     try:
         between(engine, trained.noted)
         _take_steps(engine, steps, trained, between)
-        step = engine._parts.step
+        step = step_of(engine)
         if step.away is not None:
             step.away.settle()
-        engine._parts.bus.finish()
+        tiers_of(engine).bus.finish()
         for unit in step.units:
             unit.settle()
             trained.masters.append(unit.whole_master().detach().cpu().clone())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import dsrun
+from support.inside_engine import step_of
 from support.models import CONTEXT, VOCAB, TinyGPT, loss_of
 
 
@@ -104,7 +105,7 @@ def _gather(engine: Any, owned: Callable[[Any], Tensor]) -> dict[str, Tensor]:
     """Makes tensors whole of the ranges that ranks own, by summing the pieces."""
     import torch.distributed as dist
 
-    step = engine._parts.step
+    step = step_of(engine)
     if step.away is not None:
         step.away.settle()
     whole: dict[str, Tensor] = {}

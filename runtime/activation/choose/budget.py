@@ -23,7 +23,7 @@ class Cost:
     """What one treatment of one block costs.
 
     Attributes:
-        kept_bytes: from forward to the block's backward.
+        kept_bytes: bytes kept from forward to the block's backward.
         seconds: more than keeping everything.
     """
 
@@ -37,7 +37,7 @@ class BlockCosts:
 
     Attributes:
         live_bytes: during its own backward, however it is treated.
-        costs: of the treatments that it may get; `KEEP` is always one.
+        costs: cost of each treatment that the block may get; `KEEP` is always one of them.
     """
 
     live_bytes: int
@@ -49,8 +49,8 @@ class Solution:
     """A choice.
 
     Attributes:
-        treatments: of each block.
-        peak_bytes: see [Note: the peak].
+        treatments: treatment of each block.
+        peak_bytes: most bytes that are held at once; see [Note: the peak].
         seconds: more than keeping everything.
     """
 

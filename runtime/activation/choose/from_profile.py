@@ -49,12 +49,12 @@ def solve_measured(
     """Returns the fastest plan within a budget.
 
     Args:
-        figures: of each block, with a second run.
-        budget_bytes: what the blocks' activations may take.
-        device: that the blocks compute on; copying and packing are measured there.
+        figures: measured figures of each block, with a second run.
+        budget_bytes: bytes that the blocks' activations may take.
+        device: device that the blocks compute on; copying and packing are measured there.
         may_move: saved tensors may wait in host memory.
         may_pack: saved tensors may wait in 8 bits.
-        agree: makes of this rank's figures those that the plan is solved of; it may be a collective.
+        agree: function that turns this rank's figures into those that the plan is solved from; may be a collective.
 
     Raises:
         ModelError: the budget is less than the least that the blocks can do with.
@@ -80,7 +80,7 @@ def block_costs(figures: CallFigures, *, move_s: float | None, pack_s: float | N
     """Returns what each treatment of a measured block costs.
 
     Args:
-        figures: of the block.
+        figures: measured figures of the block.
         move_s: seconds to copy a byte to the host and back; None where that is not allowed.
         pack_s: seconds to pack and unpack a byte; None where that is not allowed.
     """

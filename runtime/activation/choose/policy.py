@@ -44,7 +44,7 @@ class Segment:
     Attributes:
         start: first block.
         stop: one past the last.
-        treatment: of all of them.
+        treatment: treatment of all blocks in the segment.
         at_once: recomputed in one run; else inputs first.
     """
 
@@ -88,10 +88,11 @@ def plan(
     """Returns the segments of a stack.
 
     Args:
-        policy: see [Note: policies]; `memory_budget` measures every block first, and so does begin as `every_block`.
+        policy: policy for choosing segments, see [Note: policies]; `memory_budget` measures every block first, so it
+            begins as `every_block`.
         count: blocks of the stack.
-        interval: for `interval`.
-        ratio: for `ratio`.
+        interval: number of blocks in a segment, used by policy `interval` alone.
+        ratio: share of the blocks to recompute, used by policy `ratio` alone.
         kept: number of segments where `every_block` is not to have one a block.
 
     Returns:

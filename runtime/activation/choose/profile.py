@@ -16,9 +16,10 @@ class CallFigures:
 
     Attributes:
         kept_bytes: inputs kept by the last call.
-        dropped_bytes: what the last call did not save, without parameters.
-        seconds: of first runs.
-        again_s: of later runs.
+        dropped_bytes: bytes of the tensors that the last call dropped and did not save for backward, without
+            parameters.
+        seconds: seconds of the first runs.
+        again_s: seconds of the later runs, which recompute.
     """
 
     kept_bytes: int = 0

@@ -33,7 +33,7 @@ class Contiguous:
         """See `Keeper`: of the buffer, used or not."""
         return sum(arena.use().reserved_bytes for arena in self._arenas.values())
 
-    def put(self, tensor: Tensor, *, of: str = "") -> Ticket:
+    def put(self, tensor: Tensor, *, label: str = "") -> Ticket:
         """See `Keeper`.
 
         Raises:

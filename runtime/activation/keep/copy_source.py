@@ -62,9 +62,9 @@ class CopySources:
         """Returns what the copy of a tensor is to read.
 
         Args:
-            tensor: as the script has it.
+            tensor: tensor as the script has it.
             line_N: its elements, shape [N], as `as_line` returned them.
-            form: as `as_line` returned it.
+            form: form of the tensor (shape, strides, dtype), as `as_line` returned it.
             label: the block that wants it again.
         """
         is_own = line_N.data_ptr() != tensor.data_ptr()  # a tensor with gaps has been copied into its line
@@ -86,17 +86,17 @@ class CopySource:
     """What the copy of one tensor reads, held while the tensor is leaving.
 
     Attributes:
-        line_N: what the copy reads, shape [N]; None once the tensor has left.
-        is_own: as given.
+        line_N: flat tensor that the copy reads, shape [N]; None once the tensor has left the device.
+        is_own: whether no script has `line_N`, as passed to the constructor.
 
     Args:
-        line_N: see above.
-        watched: has the version of the script's tensor.
-        form: of the tensor.
+        line_N: flat tensor that the copy reads, shape [N].
+        watched: tensor that has the version of the script's tensor, to detect in-place changes.
+        form: form of the tensor: shape, strides and dtype.
         label: the block that wants it again.
-        sources: hears of changes.
+        sources: object that is told when a tensor changed while it was leaving.
         is_own: no script has `line_N`.
-        is_safe: changes of the script's tensor do not reach the copy.
+        is_safe: whether changes of the script's tensor cannot reach the copy.
     """
 
     __slots__ = (
@@ -154,7 +154,7 @@ class CopySource:
         """The tensor has left: what changes it from now on runs after the copy.
 
         Args:
-            event: see `look`.
+            event: event at the end of the copy, or of one after it; see `look`.
         """
         self.look(event)
         if self._has_changed():

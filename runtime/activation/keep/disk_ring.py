@@ -49,7 +49,7 @@ class _Buffer:
     Attributes:
         memory: bytes, aligned as direct calls want them.
         event: the last copy between it and the device.
-        under_way: reads and writes of a tensor that is gone.
+        under_way: reads and writes in progress of a tensor that no longer uses the buffer.
     """
 
     memory: Tensor
@@ -75,11 +75,11 @@ class DiskRing:
     """A keeper of one device, see [Note: the way to the disk and back] and keeper.[Note: keepers].
 
     Args:
-        device: where the tensors come from.
-        bus: between that device and the host; of this ring alone.
-        open_file: makes the file, with the first tensor.
+        device: device that the tensors come from.
+        bus: bus between the ring's device and the host, used by this ring alone.
+        open_file: function that makes the file, called for the first tensor.
         buffers: tensors that host memory has room for, at least `FEWEST_BUFFERS`.
-        memory: makes so many bytes of host memory that begin at a page.
+        memory: function that makes a given number of bytes of host memory that begin at a page.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class DiskRing:
         """Returns what was moved to and from the disk so far."""
         return self._room.counts()
 
-    def put(self, tensor: Tensor, *, of: str = "") -> Ticket:
+    def put(self, tensor: Tensor, *, label: str = "") -> Ticket:
         """See `Keeper`.
 
         Raises:
@@ -137,7 +137,7 @@ class DiskRing:
         """
         assert tensor.device == self._device, f"{tensor.device} is not the ring's {self._device}"
         if not tensor.nbytes:
-            return self._small.put(tensor, of=of)
+            return self._small.put(tensor, label=label)
         if not self._out:
             self._sources.begin_round()
             self._room.begin()
@@ -145,11 +145,11 @@ class DiskRing:
         line_N, form = as_line(tensor)
         # What was put first is wanted last.
         buffer = self._buffer(form.nbytes, lambda away: away.serial)
-        source = self._sources.source_of(tensor, line_N, form, label=of)
+        source = self._sources.source_of(tensor, line_N, form, label=label)
         assert source.line_N is not None, "it is leaving"
         slot_N = buffer.memory[: form.nbytes].view(form.dtype)
         buffer.event = self._bus.start_out(source.line_N, slot_N, kind="activations")
-        away = _Away(self, self._serial, of, form, buffer, source, current_stream(self._device))
+        away = _Away(self, self._serial, label, form, buffer, source, current_stream(self._device))
         self._out[self._serial] = weakref.ref(away)
         self._leaving.append(self._serial)
         self._serial += 1
@@ -222,7 +222,7 @@ class DiskRing:
         buffer.event.synchronize()  # the disk's threads know no streams
         away.source.end(buffer.event)
         self._leaving.remove(away.serial)
-        with _errors_of(away.of):
+        with _errors_of(away.label):
             away.extent = self._room.take(away.form.nbytes)
             away.writing = self._room.file.write(away.extent, buffer.bytes_of(away.extent.nbytes))
 
@@ -234,7 +234,7 @@ class DiskRing:
         buffer = away.buffer
         assert buffer is not None, "it has just got one"
         if away.reading is not None:
-            with _errors_of(away.of):
+            with _errors_of(away.label):
                 away.reading.wait()
             away.reading = None
         if away.is_leaving and buffer.event is not None:
@@ -248,7 +248,7 @@ class DiskRing:
     def _start_read(self, away: _Away, buffer: _Buffer) -> None:
         assert away.extent is not None, "without a buffer it is on the disk"
         away.buffer = buffer
-        with _errors_of(away.of):
+        with _errors_of(away.label):
             away.reading = self._room.file.read(away.extent, buffer.bytes_of(away.extent.nbytes))
 
     def _prefetch_before(self, serial: int) -> None:
@@ -293,7 +293,7 @@ class DiskRing:
             self._write(away)
         assert away.buffer is not None
         assert away.writing is not None
-        with _errors_of(away.of):
+        with _errors_of(away.label):
             away.writing.wait()
         buffer, away.buffer = away.buffer, None
         if away.reading is not None:
@@ -320,13 +320,13 @@ class _Away:
 
     Attributes:
         serial: its number.
-        of: the block that wants it again.
-        form: what its line lacks.
-        buffer: where it is in host memory, or comes to; None while it is on the disk alone.
-        source: what its copy reads, while it is not known to have left.
+        label: the block that wants it again.
+        form: form of the tensor (shape, strides, dtype), which its flat line lacks.
+        buffer: host memory that the tensor is in or is being brought to; None while it is on the disk alone.
+        source: source that the copy to the host reads; it holds the tensor until that is known to have left the device.
         extent: its place on the disk.
-        writing: under way there, or done.
-        reading: under way from there.
+        writing: write to the disk, in progress or done; None before it begins.
+        reading: read from the disk, in progress; None for none.
         arriving: its line on the device, what to wait for before it is read, and the stream of its memory.
         put_on: the stream it was put on.
     """
@@ -338,7 +338,7 @@ class _Away:
         "buffer",
         "extent",
         "form",
-        "of",
+        "label",
         "put_on",
         "reading",
         "serial",
@@ -347,11 +347,11 @@ class _Away:
     )
 
     def __init__(
-        self, ring: DiskRing, serial: int, of: str, form: Form, buffer: _Buffer, source: CopySource, put_on: Any
+        self, ring: DiskRing, serial: int, label: str, form: Form, buffer: _Buffer, source: CopySource, put_on: Any
     ) -> None:
         self._ring = ring
         self.serial = serial
-        self.of = of
+        self.label = label
         self.form = form
         self.buffer: _Buffer | None = buffer
         self.source = source

@@ -19,7 +19,7 @@ class DiskRoom:
     """Extents by their size, in a file that grows as they are asked for; one that is given back is taken first.
 
     Args:
-        open_file: makes the file, when there is something to put there.
+        open_file: function that makes the file, called when there is something to put there.
     """
 
     def __init__(self, open_file: Callable[[], ExtentFile]) -> None:
@@ -74,8 +74,8 @@ class DiskRoom:
         """Takes an extent back.
 
         Args:
-            extent: from `take`.
-            under_way: reads and writes of it that may not have ended.
+            extent: extent that `take` returned.
+            under_way: reads and writes of the extent that may not have ended.
         """
         self._taken_bytes -= extent.nbytes
         self._free.setdefault(extent.nbytes, []).append((extent, tuple(under_way)))

@@ -13,9 +13,9 @@ class Form:
     """What a line of elements lacks.
 
     Attributes:
-        shape: of the tensor.
-        strides: of the tensor, in elements; together they cover the line without gaps.
-        dtype: of the tensor.
+        shape: shape of the tensor.
+        strides: strides of the tensor, in elements; together they cover the line without gaps.
+        dtype: dtype of the tensor.
     """
 
     shape: tuple[int, ...]

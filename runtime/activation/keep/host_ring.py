@@ -37,7 +37,7 @@ class _Leaving:
 
     Attributes:
         serial: its number.
-        source: what its copy reads.
+        source: source that the copy to the host reads.
         event: the end of the copy.
         stream: the one it was put on.
     """
@@ -61,9 +61,9 @@ class HostRing:
     """A keeper of one device, see [Note: the ring] and keeper.[Note: keepers].
 
     Args:
-        device: where the tensors come from.
-        bus: between that device and the host; of this ring alone.
-        pool: of the host's memory.
+        device: device that the tensors come from.
+        bus: bus between the ring's device and the host, used by this ring alone.
+        pool: pool that makes the host memory.
     """
 
     def __init__(self, device: torch.device, bus: Bus, *, pool: HostPool) -> None:
@@ -90,7 +90,7 @@ class HostRing:
         """Bytes of the ring."""
         return self._room.nbytes
 
-    def put(self, tensor: Tensor, *, of: str = "") -> Ticket:
+    def put(self, tensor: Tensor, *, label: str = "") -> Ticket:
         """See `Keeper`."""
         assert tensor.device == self._device, f"{tensor.device} is not the ring's {self._device}"
         if not self._out:
@@ -98,7 +98,7 @@ class HostRing:
             self._room.begin_round(self._bus.finish)
         self._look()
         line_N, form = as_line(tensor)
-        source = self._sources.source_of(tensor, line_N, form, label=of)
+        source = self._sources.source_of(tensor, line_N, form, label=label)
         assert source.line_N is not None, "it is leaving"
         memory = self._room.take(form.nbytes)
         slot_N = memory.view(form.dtype)

@@ -26,7 +26,7 @@ class HostRoom:
     """See [Note: pieces and the whole].
 
     Args:
-        pool: of the memory.
+        pool: pool that makes the host memory.
     """
 
     def __init__(self, pool: HostPool) -> None:
@@ -51,7 +51,7 @@ class HostRoom:
         """Makes one piece of several.
 
         Args:
-            settle: returns when no copy is at work on this memory; called before any of it goes.
+            settle: function that returns when no copy uses this memory; called before any of it is freed.
         """
         use = self._arena.use()
         assert not use.used_bytes, "a round begins when all is given back"

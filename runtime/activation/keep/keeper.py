@@ -28,12 +28,12 @@ class Ticket(Protocol):
 class Keeper(Protocol):
     """See [Note: keepers]."""
 
-    def put(self, tensor: Tensor, *, of: str = "") -> Ticket:
+    def put(self, tensor: Tensor, *, label: str = "") -> Ticket:
         """Keeps the values that `tensor` has now.
 
         Args:
-            tensor: what is kept.
-            of: the block that wants it again, as errors name it.
+            tensor: tensor to keep.
+            label: the block that wants it again, as errors name it.
         """
         ...
 
@@ -54,7 +54,7 @@ class AsItIs:
         """See `Keeper`: a tensor that the script holds as well counts too."""
         return self._held
 
-    def put(self, tensor: Tensor, *, of: str = "") -> Ticket:
+    def put(self, tensor: Tensor, *, label: str = "") -> Ticket:
         """See `Keeper`."""
         self._held += tensor.nbytes
         return _Same(tensor.detach(), tensor._version, self)
@@ -88,7 +88,7 @@ class KeptOnce:
     """Keeps a tensor that several calls take (an encoder's output) once, as long as it lives and does not change.
 
     Args:
-        inner: keeps it.
+        inner: keeper that stores the tensor.
     """
 
     def __init__(self, inner: Keeper) -> None:
@@ -100,7 +100,7 @@ class KeptOnce:
         """See `Keeper`."""
         return self._inner.device_bytes
 
-    def put(self, tensor: Tensor, *, of: str = "") -> Ticket:
+    def put(self, tensor: Tensor, *, label: str = "") -> Ticket:
         """See `Keeper`."""
         key = id(tensor)
         known = self._known.get(key)
@@ -108,7 +108,7 @@ class KeptOnce:
             ticket = known[2]()
             if ticket is not None:
                 return ticket
-        ticket = self._inner.put(tensor, of=of)
+        ticket = self._inner.put(tensor, label=label)
         # The entry leaves with the tensor: its id may be another's then.
         there = weakref.ref(tensor, lambda _, known=self._known, key=key: known.pop(key, None) and None)
         self._known[key] = (there, tensor._version, weakref.ref(ticket))

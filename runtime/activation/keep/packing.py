@@ -63,11 +63,11 @@ def unpack(values_N: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     return line_N
 
 
-class Packed:
+class PackingKeeper:
     """A keeper, see keeper.[Note: keepers].
 
     Args:
-        inner: keeps the packed values and their scales.
+        inner: keeper of the packed values and their scales.
     """
 
     def __init__(self, inner: Keeper) -> None:
@@ -78,13 +78,13 @@ class Packed:
         """See `Keeper`."""
         return self._inner.device_bytes
 
-    def put(self, tensor: Tensor, *, of: str = "") -> Ticket:
+    def put(self, tensor: Tensor, *, label: str = "") -> Ticket:
         """See `Keeper`; what is small or no floating-point number is kept unpacked."""
         if not tensor.is_floating_point() or tensor.numel() < SMALLEST or tensor.shape[-1] < SHORTEST_ROW:
-            return self._inner.put(tensor, of=of)
+            return self._inner.put(tensor, label=label)
         line_N, form = as_line(tensor)
         values, scales = pack(line_N)
-        return _PackedTicket(self._inner.put(values, of=of), self._inner.put(scales, of=of), form)
+        return _PackedTicket(self._inner.put(values, label=label), self._inner.put(scales, label=label), form)
 
 
 class _PackedTicket:

@@ -27,11 +27,11 @@ class Rings:
     """Makes rings as the section says, and counts what those with a file have moved.
 
     Args:
-        section: checked keys.
-        io: how files are read and written; None: as usual.
-        rank: of this process, for errors.
-        calls: of the operating system; tests give some that fail.
-        bus_of: makes the bus of a ring; tests give one whose copies are late.
+        section: checked `activation_checkpointing` section of the config.
+        io: settings of file reads and writes; None for the defaults.
+        rank: rank of this process, for error messages.
+        calls: operating-system calls for files; tests pass some that fail. None for the real ones.
+        bus_of: function that makes the bus of a ring by its device; tests pass one with late copies.
 
     Raises:
         OffloadError: no file can be made in one of the paths.

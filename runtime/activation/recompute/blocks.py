@@ -28,7 +28,7 @@ from torch.utils.hooks import RemovableHandle
 from dsrun.errors import ModelError
 
 from ...compat import is_compiled
-from ...late_compiler import Uncompiled
+from ...late_compiler import UncompiledFunction
 from ...own_hooks import OwnHook
 from ...stacks import Stack, find_stacks
 from ..choose.policy import Segment, Treatment
@@ -45,7 +45,8 @@ def choose_stacks(model: nn.Module, patterns: Sequence[str], *, skip: Callable[[
 
     Args:
         model: any module.
-        patterns: of qualified names, with * and ?; blocks of one parent form a stack. Empty: what `find_stacks` finds.
+        patterns: patterns of qualified names, with * and ?; blocks of one parent form a stack. Empty for the blocks
+            that `find_stacks` finds.
         skip: modules that are not looked into where there are no patterns.
 
     Raises:
@@ -83,9 +84,9 @@ class _Progress:
 
     Attributes:
         stack: the stack.
-        segments: of its blocks, each block in one.
+        segments: segments of the stack's blocks, each block in one.
         expected: the block that continues the chain.
-        chain: of the segment under way.
+        chain: chain of the segment in progress; None for none.
     """
 
     stack: Stack
@@ -120,11 +121,11 @@ class BlockHooks:
 
     Args:
         stacks: the blocks.
-        segments: of each stack.
-        options: for recomputed calls.
-        selected: for calls of which some results are kept.
-        keepers: for the treatments that keep what a block saves elsewhere.
-        before_pass: called before the first block of the first stack begins a forward with gradients.
+        segments: segments of each stack.
+        options: options of recomputed calls.
+        selected: options of recomputed calls that keep some of their results.
+        keepers: keepers for the treatments that keep a block's saved tensors elsewhere.
+        before_pass: callback before the first block of the first stack begins a forward with gradients.
     """
 
     def __init__(
@@ -208,7 +209,7 @@ class BlockHooks:
                 opened.surroundings.enter_context(running(call))
                 opened.surroundings.enter_context(call.begin())
             case Treatment.MOVE | Treatment.PACK:
-                stash = Stash(self._keepers[segment.treatment], of=name)
+                stash = Stash(self._keepers[segment.treatment], label=name)
                 opened = _Open(module, ExitStack(), lambda _: stash.end())
                 opened.surroundings.enter_context(stash.begin())
         self._open.append(opened)
@@ -245,7 +246,7 @@ class _InCompiledModel(OwnHook):
 
     def __new__(cls, refuse: Callable[[], None]) -> _InCompiledModel:
         """Makes it."""
-        return partial.__new__(cls, _ask, Uncompiled(refuse))
+        return partial.__new__(cls, _ask, UncompiledFunction(refuse))
 
 
 def _ask(refuse: Callable[[], None], module: nn.Module, args: Any) -> None:

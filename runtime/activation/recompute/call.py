@@ -109,16 +109,17 @@ class RecomputedCall:
     """One call, see [Note: recomputed calls].
 
     Attributes:
-        listens: what a second run saves now is what the first one saved. A module's hooks switch it on and off.
-        arguments: of the second run under way.
-        stubs: for what it saved.
+        listens: whether tensors that a second run saves now stand for those of the first run; a module's hooks switch
+            it on and off.
+        arguments: arguments of the second run in progress; None for none.
+        stubs: stubs of the tensors that the call saved.
 
     Args:
-        name: in messages and tables.
-        run: makes the call, and again.
+        name: name of the call in messages and tables.
+        run: function that makes the call, the first time and again.
         args: positional arguments.
-        kwargs: named ones.
-        options: how it is kept.
+        kwargs: keyword arguments.
+        options: options for keeping the call's inputs and running it again.
         chain: the segment it is in; None for a segment of its own.
     """
 
@@ -197,7 +198,7 @@ class RecomputedCall:
         elif isinstance(tensor, nn.Parameter) or not tensor.requires_grad:
             self._inputs.append(_Kept(AsItIs().put(tensor), tensor.requires_grad))
         else:
-            self._inputs.append(_Kept(self._options.keeper.put(tensor, of=self.name), tensor.requires_grad))
+            self._inputs.append(_Kept(self._options.keeper.put(tensor, label=self.name), tensor.requires_grad))
             self.kept_bytes += tensor.nbytes
         return _Place(len(self._inputs) - 1)
 

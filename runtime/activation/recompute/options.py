@@ -31,11 +31,11 @@ class CallOptions:
     """How calls are kept and run again.
 
     Attributes:
-        keeper: of inputs that carry gradients; all others (masks, tables) are kept as they are.
-        tracker: named generators.
+        keeper: keeper of inputs that carry gradients; all others (masks, tables) are kept as they are.
+        tracker: tracker of named random generators.
         preserve_rng: draw the same random numbers again; without dropout there is nothing to draw.
-        contexts: of the two runs; None for none.
-        synchronize: wait for the accelerator before and after every run.
+        contexts: function that makes the contexts of the first and the second run; None for no contexts.
+        synchronize: whether to wait for the accelerator before and after every run.
         observer: None for nobody.
     """
 

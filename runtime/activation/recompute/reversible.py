@@ -52,7 +52,7 @@ class ReversibleStack(nn.Module):
     """Reversible blocks one after another; forward keeps the last output, whatever their number.
 
     Args:
-        blocks: at least one.
+        blocks: blocks of the stack, at least one.
     """
 
     def __init__(self, blocks: Sequence[Reversible]) -> None:

@@ -32,10 +32,10 @@ class RngState:
     """States of generators at one moment.
 
     Attributes:
-        cpu: of the CPU's.
-        device_type: of the others.
+        cpu: state of the CPU's default generator.
+        device_type: type of the devices in `devices`, such as `cuda`.
         devices: (index, state) of each.
-        named: of a tracker's.
+        named: states of a tracker's named generators, by name.
     """
 
     cpu: Tensor

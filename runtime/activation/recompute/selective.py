@@ -32,7 +32,7 @@ def contexts_for(operations: Sequence[str] = ()) -> Contexts:
     """Returns what makes the contexts of a call's two runs.
 
     Args:
-        operations: names in `torch.ops.aten` whose results are kept; empty for `MATMULS`.
+        operations: names of operations in `torch.ops.aten` with results to keep; empty for `MATMULS`.
 
     Raises:
         ModelError: a name is no operation of this torch.

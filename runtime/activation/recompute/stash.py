@@ -21,13 +21,13 @@ class Stash:
     address is not another's.
 
     Args:
-        keeper: of what is large enough and no parameter.
-        of: the block, as errors name it.
+        keeper: keeper of saved tensors that are large enough and no parameters.
+        label: the block, as errors name it.
     """
 
-    def __init__(self, keeper: Keeper, *, of: str = "") -> None:
+    def __init__(self, keeper: Keeper, *, label: str = "") -> None:
         self._keeper = keeper
-        self._of = of
+        self._of = label
         self._seen: dict[Any, tuple[Tensor, Ticket]] = {}
 
     def begin(self) -> saved_tensors_hooks:
@@ -43,7 +43,7 @@ class Stash:
             return tensor.detach()  # with its graph, a node that saves its own output would never be freed
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version)
         if key not in self._seen:
-            self._seen[key] = (tensor.detach(), self._keeper.put(tensor, of=self._of))
+            self._seen[key] = (tensor.detach(), self._keeper.put(tensor, label=self._of))
         return self._seen[key][1]
 
 

@@ -68,7 +68,7 @@ class Stubs:
     """The stubs of one call, in the order in which its first run saved. Holds none of them: the graph does.
 
     Args:
-        name: of the call, in messages.
+        name: name of the call, for error messages.
         measures: count the bytes that stubs stand for.
     """
 
@@ -103,7 +103,7 @@ class Stubs:
         """A second run begins.
 
         Args:
-            stops: it ends by `AllThere` as soon as the last tensor is there.
+            stops: whether the second run ends by `AllThere` as soon as the last tensor is there.
             hint: the way out where it goes another way than the first one; None: the one for all blocks.
         """
         self._next = 0

@@ -43,8 +43,8 @@ class Surroundings:
     """Those of this moment.
 
     Args:
-        tensors: that the call takes; their devices are the ones that count, and the CPU.
-        tracker: named generators.
+        tensors: tensors that the call takes; generators and autocast are noted for their devices and for the CPU.
+        tracker: tracker of named random generators.
         preserve_rng: note the generators too.
     """
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from dsrun.errors import CheckpointError
 from dsrun.files.regular import open_regular
 
-from .found import Found, FoundTensor, json_or_none, options_of
+from .foreign import ForeignCheckpoint, FoundTensor, json_or_none, options_of
 from .pickles import Inert, PlainUnpickler, read_torch_bytes
 
 METADATA = ".metadata"
@@ -74,13 +74,13 @@ class _Item:
         return read_torch_bytes(data, self.path, ignored=self.ignored)
 
 
-def read_dcp(folder: Path, *, ignored: Collection[str], buffers: Collection[str]) -> Found:
+def read_dcp(folder: Path, *, ignored: Collection[str], buffers: Collection[str]) -> ForeignCheckpoint:
     """Returns what a checkpoint of torch.distributed.checkpoint holds.
 
     Args:
-        folder: with `.metadata`.
-        ignored: names in its pickles that are read as nothing.
-        buffers: names of tensors that are buffers; the files do not tell them from parameters.
+        folder: folder of the checkpoint; it holds the file `.metadata`.
+        ignored: names in the checkpoint's pickles that are read as inert placeholders instead of being refused.
+        buffers: names of the tensors that are buffers; the files do not tell buffers from parameters.
 
     Raises:
         CheckpointError: it is damaged, or names what is not known.
@@ -98,8 +98,8 @@ def read_dcp(folder: Path, *, ignored: Collection[str], buffers: Collection[str]
         ) from error
 
 
-def _found(folder: Path, metadata: Inert, ignored: Collection[str], buffers: Collection[str]) -> Found:
-    found = Found([], f"torch.distributed.checkpoint, {folder}")
+def _found(folder: Path, metadata: Inert, ignored: Collection[str], buffers: Collection[str]) -> ForeignCheckpoint:
+    found = ForeignCheckpoint([], f"torch.distributed.checkpoint, {folder}")
     items = {
         (index["fqn"], None if index.value("offset") is None else tuple(index["offset"])): _item(folder, info, ignored)
         for index, info in metadata["storage_data"].items()
@@ -174,7 +174,7 @@ def _renamed(tensor: FoundTensor, name: str, role: str) -> FoundTensor:
     return FoundTensor(name, role, tensor.shape, tensor.dtype, tensor.make)
 
 
-def _take_state(found: Found, name: str, tensor: FoundTensor) -> None:
+def _take_state(found: ForeignCheckpoint, name: str, tensor: FoundTensor) -> None:
     body = name.removeprefix("state.")
     owner, _, role = body.rpartition(".")
     if body == name or not owner:
@@ -183,7 +183,7 @@ def _take_state(found: Found, name: str, tensor: FoundTensor) -> None:
     found.tensors.append(_renamed(tensor, owner, role if tensor.shape else f"scalar:{role}"))
 
 
-def _take_value(found: Found, groups: dict[str, dict[str, Any]], kind: str, name: str, value: Any) -> None:
+def _take_value(found: ForeignCheckpoint, groups: dict[str, dict[str, Any]], kind: str, name: str, value: Any) -> None:
     if kind == "optimizer" and name.startswith("param_groups."):
         group, _, option = name.removeprefix("param_groups.").rpartition(".")
         groups.setdefault(group, {})[option] = value
@@ -195,7 +195,9 @@ def _take_value(found: Found, groups: dict[str, dict[str, Any]], kind: str, name
         found.left.append(f"{name}: a {type(value).__name__}")
 
 
-def _take_model(found: Found, model: list[FoundTensor], trained: set[str], buffers: Collection[str]) -> None:
+def _take_model(
+    found: ForeignCheckpoint, model: list[FoundTensor], trained: set[str], buffers: Collection[str]
+) -> None:
     """Adds parameters and buffers; one that no optimizer has, and that equals one it has, is tied to that."""
     with_state = [one for one in model if one.name in trained]
     for one in model:
@@ -210,7 +212,7 @@ def _take_model(found: Found, model: list[FoundTensor], trained: set[str], buffe
         found.tensors.append(_renamed(one, one.name, "buffer" if is_buffer else "param"))
 
 
-def _take_groups(found: Found, groups: dict[str, dict[str, Any]]) -> None:
+def _take_groups(found: ForeignCheckpoint, groups: dict[str, dict[str, Any]]) -> None:
     options = [options_of(group) for group in groups.values()]
     if all(key.isdecimal() for key in groups):
         found.groups = [options_of(groups[key]) for key in sorted(groups, key=int)]
@@ -220,7 +222,7 @@ def _take_groups(found: Found, groups: dict[str, dict[str, Any]]) -> None:
         found.left.append("options of the optimizer's groups: they are saved by parameter, and differ")
 
 
-def _take_steps(found: Found) -> None:
+def _take_steps(found: ForeignCheckpoint) -> None:
     """Takes the count of steps from what the script saved, or from the optimizer."""
     for name, value in found.client_state.items():
         if name.rpartition(".")[2] in _STEPS and type(value) is int:

@@ -23,7 +23,7 @@ from dsrun.errors import CheckpointError
 
 from ..format.json_values import to_json
 from .flat_partitions import gather
-from .found import Found, FoundTensor, held, json_or_none
+from .foreign import ForeignCheckpoint, FoundTensor, held, json_or_none
 from .pickles import Inert, read_torch_file
 from .stage0 import add_plain_states
 from .universal import add_universal
@@ -67,12 +67,12 @@ def is_deepspeed(folder: Path) -> bool:
     return any(folder.glob("*model_states.pt"))
 
 
-def read_deepspeed(folder: Path, *, ignored: Collection[str]) -> Found:
+def read_deepspeed(folder: Path, *, ignored: Collection[str]) -> ForeignCheckpoint:
     """Returns what a tag of DeepSpeed's holds.
 
     Args:
         folder: the tag's.
-        ignored: names in its pickles that are read as nothing.
+        ignored: names in the checkpoint's pickles that are read as inert placeholders instead of being refused.
 
     Raises:
         CheckpointError: it is of another kind of run, damaged, or names what is not known.
@@ -90,9 +90,9 @@ def read_deepspeed(folder: Path, *, ignored: Collection[str]) -> Found:
         ) from error
 
 
-def _found(folder: Path, models: list[dict[str, Any]], optims: list[dict[str, Any]], read: Read) -> Found:
+def _found(folder: Path, models: list[dict[str, Any]], optims: list[dict[str, Any]], read: Read) -> ForeignCheckpoint:
     first = models[0]
-    found = Found([], f"DeepSpeed {first.get('ds_version')}, {folder}")
+    found = ForeignCheckpoint([], f"DeepSpeed {first.get('ds_version')}, {folder}")
     _take_values(found, first)
     trained = {name: tuple(s) for group in first["param_shapes"] or () for name, s in group.items()}
     _take_module(found, models, trained)
@@ -147,7 +147,7 @@ def _object(value: Any, path: Path) -> dict[str, Any]:
     return value
 
 
-def _take_values(found: Found, state: Mapping[str, Any]) -> None:
+def _take_values(found: ForeignCheckpoint, state: Mapping[str, Any]) -> None:
     """Takes counters, config, schedule and what the script saved."""
     found.config = json_or_none(state.get("ds_config") or {})[1] or {}
     steps = int(state["global_steps"])
@@ -179,7 +179,7 @@ def _accumulation(config: Mapping[str, Any], ranks: int) -> int:
     return whole // (micro * ranks) if isinstance(whole, int) and isinstance(micro, int) else 1
 
 
-def _take_module(found: Found, models: list[dict[str, Any]], trained: Mapping[str, Any]) -> None:
+def _take_module(found: ForeignCheckpoint, models: list[dict[str, Any]], trained: Mapping[str, Any]) -> None:
     """Takes buffers, tied names and frozen parameters; at stage 0 every parameter."""
     first = models[0]
     buffers, frozen = set(first["buffer_names"]), first.get("frozen_param_shapes") or {}
@@ -211,7 +211,7 @@ def _frozen(name: str, shape: Any, fragments: list[Tensor]) -> FoundTensor:
     )
 
 
-def _class_of(found: Found) -> str | None:
+def _class_of(found: ForeignCheckpoint) -> str | None:
     """Returns which class of optimizer dsrun has for it."""
     section = found.config.get("optimizer") or {}
     kind = str(section.get("type", "")).lower()

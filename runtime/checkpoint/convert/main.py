@@ -17,7 +17,7 @@ from dsrun.units import format_bytes
 
 from .dcp import METADATA, read_dcp
 from .deepspeed import is_deepspeed, read_deepspeed
-from .found import Found
+from .foreign import ForeignCheckpoint
 from .write import write
 
 _LATEST = ("latest_universal", "latest")
@@ -72,9 +72,9 @@ def import_checkpoint(
         out: folder of dsrun's checkpoints.
         tag: name of the new one; None: `global_step<N>`.
         trust_pickle: whether pickles may be read at all.
-        ignored: names in them that are read as nothing.
+        ignored: names in the checkpoint's pickles that are read as inert placeholders instead of being refused.
         optimizer: name of the optimizer's class, where the files do not say, or say something else.
-        buffers: names of tensors of torch.distributed.checkpoint that are buffers.
+        buffers: names of the tensors that are buffers, for a checkpoint of torch.distributed.checkpoint.
 
     Raises:
         InputError: pickles may not be read.
@@ -122,7 +122,7 @@ def tag_of(source: Path) -> Path:
     )
 
 
-def _read(folder: Path, ignored: list[str], buffers: list[str]) -> Found:
+def _read(folder: Path, ignored: list[str], buffers: list[str]) -> ForeignCheckpoint:
     if (folder / METADATA).is_file():
         return read_dcp(folder, ignored=ignored, buffers=buffers)
     return read_deepspeed(folder, ignored=ignored)

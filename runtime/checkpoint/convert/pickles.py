@@ -108,8 +108,8 @@ class _EnumGetattr:
         """Returns the member of an enum that a pickle asks for.
 
         Args:
-            owner: what the pickle would get an attribute of.
-            name: which one.
+            owner: object from which the pickle asks for an attribute.
+            name: name of the attribute that the pickle asks for.
 
         Raises:
             ValueError: it is no member of an enum that is known; no attribute was looked up.
@@ -137,7 +137,7 @@ def read_torch_file(path: Path, *, ignored: Collection[str]) -> Any:
 
     Args:
         path: the file.
-        ignored: names that are read as `Inert` besides DeepSpeed's own.
+        ignored: names that are read as `Inert`, in addition to DeepSpeed's own.
 
     Raises:
         CheckpointError: it cannot be read, or it names something else.
@@ -151,7 +151,7 @@ def read_torch_bytes(data: bytes, path: Path, *, ignored: Collection[str]) -> An
     Args:
         data: the part.
         path: the whole file, for messages.
-        ignored: see `read_torch_file`.
+        ignored: names that are read as `Inert`, in addition to DeepSpeed's own; see `read_torch_file`.
 
     Raises:
         CheckpointError: likewise.
@@ -182,8 +182,8 @@ class PlainUnpickler(pickle.Unpickler):
     Args:
         file: the pickle, open.
         path: its name, for messages.
-        known: what it may name.
-        data: names that stand for a value or a plain container.
+        known: names that the pickle may contain; each is read as `Inert`.
+        data: names in the pickle, each mapped to the value or plain container that it stands for.
     """
 
     def __init__(self, file: IO[bytes], path: Path, *, known: Collection[str], data: Mapping[str, Any]) -> None:

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .found import Found, FoundTensor, held, options_of
+from .foreign import ForeignCheckpoint, FoundTensor, held, options_of
 from .parameter_order import match_groups
 
 
-def add_plain_states(found: Found, optimizer: Mapping[str, Any] | None) -> None:
+def add_plain_states(found: ForeignCheckpoint, optimizer: Mapping[str, Any] | None) -> None:
     """Adds the states of parameters that are found already, or says in `left` why it cannot.
 
     Args:
-        found: has the parameters, in the model's order.
-        optimizer: what the checkpoint has of it.
+        found: checkpoint contents that already have the parameters, in the model's order; the states are added to them.
+        optimizer: optimizer part of the checkpoint (a torch optimizer's state dict); None where there is none.
     """
     if not optimizer:
         return
@@ -42,7 +42,7 @@ def add_plain_states(found: Found, optimizer: Mapping[str, Any] | None) -> None:
             _add(found, name, states[number])
 
 
-def _add(found: Found, name: str, state: Mapping[str, Any]) -> None:
+def _add(found: ForeignCheckpoint, name: str, state: Mapping[str, Any]) -> None:
     for key, value in state.items():
         if isinstance(value, Tensor) and value.ndim > 0:
             found.tensors.append(held(name, key, value))

@@ -13,21 +13,21 @@ from torch import Tensor
 
 from dsrun.errors import CheckpointError
 
-from .found import Found, FoundTensor, options_of
+from .foreign import ForeignCheckpoint, FoundTensor, options_of
 
 _MASTER, _STEP = "fp32", "step"
 
 
 def add_universal(
-    found: Found, folder: Path, trained: Mapping[str, tuple[int, ...]], read: Callable[[Path], Any]
+    found: ForeignCheckpoint, folder: Path, trained: Mapping[str, tuple[int, ...]], read: Callable[[Path], Any]
 ) -> None:
     """Adds masters, states and the groups' options.
 
     Args:
-        found: gets them.
+        found: checkpoint contents to which the masters, states and group options are added.
         folder: `zero` of the checkpoint.
         trained: shapes of the trained parameters by name.
-        read: of a torch file.
+        read: function that reads a torch file and returns its content.
 
     Raises:
         CheckpointError: a file is missing, or has another shape.

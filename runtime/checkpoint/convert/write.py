@@ -26,20 +26,20 @@ from dsrun.errors import CheckpointError
 from ...optim.states.histories import of_counts
 from ...optim.states.of_run import SCALAR
 from ..format.tensor_file import bytes_of, dtype_name
-from .found import Found, FoundTensor
+from .foreign import ForeignCheckpoint, FoundTensor
 
 _ALIGNED = 4096
 _STEPS = SCALAR + "step"
 
 
-def write(found: Found, folder: Place, tag: str, *, progress: Callable[[], None] = lambda: None) -> int:
+def write(found: ForeignCheckpoint, folder: Place, tag: str, *, progress: Callable[[], None] = lambda: None) -> int:
     """Writes a checkpoint that `engine.load_checkpoint` loads, and lets `latest` name it; returns its bytes.
 
     Args:
-        found: what it holds.
-        folder: of dsrun's checkpoints; made if it is not there.
+        found: checkpoint contents to write.
+        folder: folder of dsrun's checkpoints; created if it does not exist.
         tag: name in it.
-        progress: called after each tensor.
+        progress: callback after each block of the file that is written.
 
     Raises:
         CheckpointError: the tag is there already, or is no tag.
@@ -97,7 +97,7 @@ def _pieces(header: bytes, tensors: Sequence[FoundTensor]) -> Generator[memoryvi
             yield bytes_of(values)
 
 
-def _publication(found: Found, folder: Place, tag: str, identity: str, file: StoredFile) -> Publication:
+def _publication(found: ForeignCheckpoint, folder: Place, tag: str, identity: str, file: StoredFile) -> Publication:
     counters = {"micro_steps": 0, "global_steps": 0, "global_samples": 0, "skipped_steps": 0, **found.counters}
     # Other tools count the steps of each parameter, and pass over it in those that do not use it.
     left_out = of_counts({one.name: float(one.make()) for one in found.tensors if one.role == _STEPS})

@@ -13,17 +13,17 @@ from torch import Tensor
 from dsrun.errors import CheckpointError
 
 from .flat_partitions import of_stage_2, of_stage_3, slice_numel
-from .found import Found, FoundTensor, options_of
+from .foreign import ForeignCheckpoint, FoundTensor, options_of
 from .pickles import Inert
 
 Cut = Callable[[int, tuple[int, ...]], Tensor]
 
 
-def add_zero(found: Found, ranks: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:
+def add_zero(found: ForeignCheckpoint, ranks: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:
     """Adds what the ranks' optimizer files hold.
 
     Args:
-        found: gets tensors and the groups' options.
+        found: checkpoint contents to which the tensors and the options of the optimizer groups are added.
         ranks: each rank's `optimizer_state_dict`.
         groups: shapes of parameters by name, group by group, in the order of the flat partitions.
 
@@ -41,7 +41,9 @@ def add_zero(found: Found, ranks: Sequence[Mapping[str, Any]], groups: Sequence[
             raise CheckpointError(f"the optimizer files are of ZeRO stage {stage}; expected 1, 2 or 3")
 
 
-def _add_stage_2(found: Found, ranks: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:
+def _add_stage_2(
+    found: ForeignCheckpoint, ranks: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
+) -> None:
     bases = [rank["base_optimizer_state"] for rank in ranks]
     paddings = ranks[0].get("param_alignment_paddings")
     if isinstance(bases[0], Mapping):
@@ -60,7 +62,9 @@ def _add_stage_2(found: Found, ranks: Sequence[Mapping[str, Any]], groups: Seque
             start += prod(shape) + (0 if paddings is None else int(paddings[number][place]))
 
 
-def _add_stage_3(found: Found, ranks: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:
+def _add_stage_3(
+    found: ForeignCheckpoint, ranks: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
+) -> None:
     optimizers = [rank["optimizer_state_dict"] for rank in ranks]
     found.groups = [options_of(group) for group in optimizers[0]["param_groups"]]
     masters = [list(rank["fp32_flat_groups"]) for rank in ranks]
@@ -76,7 +80,7 @@ def _add_stage_3(found: Found, ranks: Sequence[Mapping[str, Any]], groups: Seque
             start += slice_numel(prod(shape), len(ranks))
 
 
-def _add(found: Found, name: str, shape: tuple[int, ...], start: int, cuts: Mapping[str, Cut]) -> None:
+def _add(found: ForeignCheckpoint, name: str, shape: tuple[int, ...], start: int, cuts: Mapping[str, Cut]) -> None:
     for role, cut in cuts.items():
         found.tensors.append(FoundTensor(name, role, shape, torch.float32, partial(_as_fp32, cut, start, shape)))
 
@@ -85,7 +89,7 @@ def _as_fp32(cut: Cut, start: int, shape: tuple[int, ...]) -> Tensor:
     return cut(start, shape).float()
 
 
-def _add_scalars(found: Found, name: str, state: Mapping[str, Any]) -> None:
+def _add_scalars(found: ForeignCheckpoint, name: str, state: Mapping[str, Any]) -> None:
     for key, value in state.items():
         if isinstance(value, int | float) or (isinstance(value, Tensor) and value.ndim == 0):
             number = torch.as_tensor(value, dtype=torch.float32)

@@ -26,9 +26,9 @@ class StreamedModel:
     may have to go on with other ranks in between.
 
     Args:
-        path: of the one file; names of shards follow from it.
+        path: path of the file if there is only one; the names of shards are made from it.
         named: tensors by name; only shapes and dtypes are read here.
-        shard_bytes: at most so many bytes of tensors in a file, unless one tensor alone has more; None: one file.
+        shard_bytes: most bytes of tensors in one file, unless a single tensor has more; None for one file.
     """
 
     def __init__(self, path: Path, named: Mapping[str, Tensor], *, shard_bytes: int | None = None) -> None:

@@ -23,8 +23,8 @@ def take_apart(state: Mapping[str, Any], *, stores: bool) -> tuple[dict[str, Any
     """Returns the JSON value of a client state, and the entries of its tensors.
 
     Args:
-        state: what the script gave.
-        stores: this rank's tensors are those that are stored: rank 0's.
+        state: client state that the script passed: JSON values and tensors.
+        stores: whether the tensors of this rank are the ones that are stored; true on rank 0.
 
     Raises:
         CheckpointError: naming the key of a value that is neither.

@@ -22,16 +22,16 @@ def share_blocks(index: Index, collectives: Collectives, *, device: torch.device
 
     Args:
         index: the checkpoint's.
-        collectives: of all ranks that load it.
-        device: where the collectives' tensors live.
+        collectives: collectives of all ranks that load the checkpoint.
+        device: device of the tensors that the collectives use.
     """
 
     def exchange(mine: Sequence[int]) -> list[list[int]]:
         told = torch.tensor(list(mine), dtype=torch.int64, device=device)
         everyone = torch.empty(collectives.size * told.numel(), dtype=torch.int64, device=device)
-        of = "who shares memory to load with"
-        collectives.all_gather(everyone, told, of=of).wait()
-        with collectives.reading(of):
+        label = "who shares memory to load with"
+        collectives.all_gather(everyone, told, label=label).wait()
+        with collectives.reading(label):
             return everyone.view(collectives.size, -1).tolist()
 
     own = next(ranks for ranks in find_hosts(exchange) if collectives.rank in ranks)

@@ -25,9 +25,9 @@ def idle_threads(cores: int, *, all_cores: int, ranks: int) -> int:
     """Returns how many threads may copy while this process does nothing else.
 
     Args:
-        cores: that the process may use.
-        all_cores: of the host; where the process may use all of them, the other ranks may, too.
-        ranks: of the host.
+        cores: number of CPU cores that the process may use.
+        all_cores: number of CPU cores of the host; if the process may use all of them, the other ranks may, too.
+        ranks: number of ranks on the host.
     """
     return max(1, min(_MOST_THREADS, cores if cores < all_cores else cores // ranks))
 
@@ -43,7 +43,7 @@ def copy_bytes(copies: Sequence[tuple[Tensor, Tensor]], *, threads: int) -> None
 
     Args:
         copies: (uint8 on the CPU, at least as long as what is copied; contiguous on the CPU).
-        threads: at least 1.
+        threads: number of threads that copy, at least 1.
     """
     chunks = list(_chunks(copies))
     if threads == 1 or len(chunks) == 1:

@@ -23,7 +23,7 @@ from dsrun.checkpoint_files.storage.places import Place
 from dsrun.errors import CheckpointError, Problem
 
 from ...protocols import StateEntry
-from .read_into import Pouring, Run
+from .read_into import ReadInto, Run
 from .tensor_file import dtype_named
 
 #: A run has not more bytes.
@@ -78,10 +78,11 @@ def read(
     Args:
         index: the checkpoint's.
         folder: its tag folder.
-        entries: this rank's pieces, whose names, roles and shapes fit (see `check_fit`).
+        entries: pieces that this rank wants; their names, roles and shapes fit the checkpoint (see `check_fit`).
         others: other ranks load it at the same time: what they read as well comes by way of the page cache, once.
-        sharing: by way of which it comes in place of that, from those that are on this host.
-        progress: called after each block, so that a slow disk is no hang.
+        sharing: shared memory for blocks that ranks of this host also read, in place of the page cache; None for no
+            sharing.
+        progress: callback after each block that is read, so that a slow disk does not count as a hang.
 
     Raises:
         CheckpointError: a file is missing or damaged; names file and tensors. Tensors may have some of the new values.
@@ -100,7 +101,7 @@ def read(
             alone[file] = alone.get(file, 0) + (0 if entry.replicated else run.last - run.first)
     _end_what_reads(entries)
     reader = BlockReader(folder, index, sharing=sharing)
-    pourings = {file: Pouring(runs[file]) for file in sorted(runs)}
+    pourings = {file: ReadInto(runs[file]) for file in sorted(runs)}
     try:
         if sharing is not None:
             checked = [file for file in pourings if index.files[file].sums is not None]
@@ -184,7 +185,7 @@ def read_whole(index: Index, folder: Place, names: Iterable[str], *, role: str) 
     Args:
         index: the checkpoint's.
         folder: its tag folder.
-        names: of the tensors.
+        names: names of the tensors.
         role: their role.
 
     Raises:

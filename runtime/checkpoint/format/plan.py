@@ -40,9 +40,9 @@ class FilePlan:
     """A rank's file.
 
     Attributes:
-        header: what it begins with.
-        pieces: what follows, without gaps, in this order.
-        nbytes: of the whole file; 0 where this rank has nothing to write.
+        header: header bytes that the file begins with; empty where this rank has nothing to write.
+        pieces: pieces that follow the header, without gaps, in this order.
+        nbytes: bytes of the whole file; 0 where this rank has nothing to write.
     """
 
     header: bytes
@@ -75,8 +75,8 @@ def plan_file(entries: Sequence[StateEntry], *, rank: int, size: int) -> FilePla
 
     Args:
         entries: its pieces; those that are replicated are the same on every rank, in the same order.
-        rank: which rank.
-        size: how many there are.
+        rank: rank that the file is planned for.
+        size: number of ranks.
 
     Raises:
         CheckpointError: the format has no name for a tensor's dtype.
@@ -126,8 +126,8 @@ def coalesce_by_unit(
     """Does what `coalesce` does, and lets only what has the same number into one copy.
 
     Args:
-        plan: of the file.
-        entries: what it was planned for.
+        plan: plan of the file.
+        entries: entries that the plan was made for.
         units: a number for each of them.
     """
     runs: list[tuple[int, Tensor, int | None, int]] = []  # with the elements so far
@@ -136,9 +136,9 @@ def coalesce_by_unit(
         unit = units[piece.entry]
         start, count = tensor.storage_offset() + piece.start, piece.stop - piece.start
         if runs:
-            first, before, of, numel = runs[-1]
+            first, before, label, numel = runs[-1]
             if (
-                of == unit
+                label == unit
                 and before.dtype == tensor.dtype
                 and before.device == tensor.device
                 and before.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()

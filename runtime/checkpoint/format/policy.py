@@ -11,14 +11,17 @@ class SavePolicy:
     """What the config says of saving.
 
     Attributes:
-        asynchronous: write while training goes on; False: `save_checkpoint` returns when the checkpoint is there.
+        asynchronous: whether to write while training goes on; if not, `save_checkpoint` returns when the checkpoint is
+            complete.
         later: copy what only updates change behind training, where saves are asynchronous.
-        when_busy: what a save does while another is being written: wait for it, or refuse.
-        keep_last: see `Publication`.
-        keep_every: likewise.
-        timeout_s: how long a rank whose part is written waits for the others.
+        when_busy: reaction of a save to another one that is still being written: `wait` for it, or `refuse`.
+        keep_last: number of the newest `global_step<N>` checkpoints to keep; None for all; see `Publication`.
+        keep_every: step interval: checkpoints `global_step<N>` with a multiple of it as N are always kept; None for
+            none; see `Publication`.
+        timeout_s: seconds that a rank waits for the others after it has written its part.
         frozen_by_reference: frozen parameters are written once; later checkpoints refer to that file.
-        where_tags_differ: what a save does where ranks were given different tags, see `one_tag`.
+        where_tags_differ: reaction of a save to ranks that were given different tags: `Ignore`, `Warn` or `Fail`; see
+            `one_tag`.
     """
 
     asynchronous: bool = True

@@ -39,11 +39,11 @@ class Run:
         return target.device.type == "cpu" and target.dtype == self.dtype and target.is_contiguous()
 
 
-class Pouring:
+class ReadInto:
     """Takes the bytes of one file; see `Sink`.
 
     Args:
-        runs: in any order; two may want the same bytes.
+        runs: runs to fill, in any order; two runs may want the same bytes.
     """
 
     def __init__(self, runs: Iterable[Run]) -> None:
@@ -72,7 +72,7 @@ class _Plain:
 
     Args:
         first: byte of the file.
-        target: what they are, as one flat tensor on the CPU.
+        target: flat CPU tensor that the bytes are the values of.
     """
 
     def __init__(self, first: int, target: Tensor) -> None:

@@ -29,16 +29,16 @@ def one_tag(
     """Returns the tag that all ranks save under, rank 0's; one all-reduce, and where they differ an all-gather.
 
     Args:
-        mine: this rank's.
+        mine: tag that this rank was given.
         collectives: all ranks; every one must call.
-        device: where their tensors live.
+        device: device of the tensors that the collectives use.
         where_they_differ: Warn: rank 0 prints which ranks were given which others; Fail: all raise that.
 
     Raises:
         CheckpointError: on every rank, where they differ and that is to fail.
     """
     number = float(int.from_bytes(hashlib.sha256(mine.encode()).digest()[:6], "big"))
-    most, least = largest([number, -number], collectives, device=device, of="checkpoint tag")
+    most, least = largest([number, -number], collectives, device=device, label="checkpoint tag")
     if most == -least:
         return mine
     told = _gather(mine, collectives, device=device)
@@ -55,7 +55,7 @@ def _gather(mine: str, collectives: Collectives, *, device: torch.device) -> lis
     text = mine.encode("utf-8", "replace")[:_TOLD_BYTES].ljust(_TOLD_BYTES, b"\0")
     shard = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
     everyone = torch.empty(_TOLD_BYTES * collectives.size, dtype=torch.uint8, device=device)
-    collectives.all_gather(everyone, shard, of="checkpoint tags").wait()
+    collectives.all_gather(everyone, shard, label="checkpoint tags").wait()
     with collectives.reading("checkpoint tags"):
         rows = everyone.view(collectives.size, _TOLD_BYTES).tolist()
     return [bytes(row).rstrip(b"\0").decode("utf-8", "replace") for row in rows]

@@ -34,13 +34,13 @@ from ...mesh.agree.same import attempt
 from ...mesh.collectives import Collectives
 from ...mesh.join.mail import Mail
 from ..format.plan import FilePlan, Planner, coalesce
-from ..save.request import Wanted
+from ..save.request import SaveRequest
 from ..staging.buffer import copy_into
 from .exchange import CopyExchange
 from .files import GENERATIONS, CopyFiles, Label
 from .moments import agree_on_next
 from .neighbours import neighbours_of
-from .restore import CopySearch, Restored
+from .restore import CopySearch, RestoredCopy
 
 _log = logging.getLogger(__name__)
 
@@ -57,11 +57,11 @@ class MemoryCopies:
     """Makes and finds them; every rank must call each method.
 
     Args:
-        files: of this host.
+        files: files that hold the copies in this host's memory.
         collectives: all ranks.
         mail: brings second copies to neighbours; None where there is one host.
         node_of: number of the host of each rank.
-        device: where collectives' tensors live.
+        device: device of the tensors that the collectives use.
         every: optimizer steps between two copies.
     """
 
@@ -108,12 +108,12 @@ class MemoryCopies:
         """Whether there is a second copy on another host."""
         return self._exchange is not None
 
-    def take(self, step: int, want: Callable[[], Wanted]) -> bool:
+    def take(self, step: int, want: Callable[[], SaveRequest]) -> bool:
         """Copies this rank's state; afterwards it may change. Enters up to three all-reduces of a few numbers.
 
         Args:
             step: optimizer steps that were taken.
-            want: says what is to be copied.
+            want: function that returns the state to copy.
 
         Returns:
             whether it was: False where the copy before is still on its way on some rank.
@@ -145,7 +145,7 @@ class MemoryCopies:
         self._thread.start()
         return True
 
-    def restore(self, *, newer_than: int) -> Restored | None:
+    def restore(self, *, newer_than: int) -> RestoredCopy | None:
         """Finds the newest moment of which all ranks have a copy, and has each host have what its ranks need.
 
         Enters an all-reduce of 4 numbers a rank, and two of one. Copies of other moments count no more afterwards.
@@ -223,9 +223,9 @@ class MemoryCopies:
             )
         self._skips_told = True
 
-    def _prepared(self, want: Callable[[], Wanted]) -> tuple[Wanted, FilePlan]:
+    def _prepared(self, want: Callable[[], SaveRequest]) -> tuple[SaveRequest, FilePlan]:
         """Returns what is to be copied, and where in a copy it lies."""
-        prepared: list[tuple[Wanted, FilePlan]] = []
+        prepared: list[tuple[SaveRequest, FilePlan]] = []
 
         def prepare() -> None:
             wanted = want()
@@ -239,7 +239,7 @@ class MemoryCopies:
         self._all("find room for a copy in memory", prepare)
         return prepared[0]
 
-    def _filled(self, wanted: Wanted, plan: FilePlan, generation: int) -> Tensor:
+    def _filled(self, wanted: SaveRequest, plan: FilePlan, generation: int) -> Tensor:
         """Returns the memory of this rank's copy, with its state in it."""
         filled: list[Tensor] = []
 
@@ -254,11 +254,11 @@ class MemoryCopies:
         return filled[0]
 
     def _all(self, what: str, work: Callable[[], None]) -> None:
-        failure = attempt(work, self._collectives, device=self._device, of=what)
+        failure = attempt(work, self._collectives, device=self._device, label=what)
         if failure is None:
             return
         error = failure.error
-        message, hint = tell_error(error, failure.rank, self._collectives, device=self._device, of=what)
+        message, hint = tell_error(error, failure.rank, self._collectives, device=self._device, label=what)
         if error is not None and not isinstance(error, OSError):
             raise error
         if error is not None:

@@ -33,9 +33,9 @@ class CopyExchange:
     """This rank's part of exchanges; its neighbours must take theirs at the same time.
 
     Args:
-        files: of this host.
-        mail: to the neighbours.
-        near: who they are.
+        files: files that hold the copies in this host's memory.
+        mail: transport of bytes to and from the neighbour ranks.
+        near: neighbours of this rank: the rank that keeps its copy, and the ranks for which it keeps copies.
     """
 
     def __init__(self, files: CopyFiles, mail: Mail, near: Neighbours) -> None:
@@ -47,9 +47,9 @@ class CopyExchange:
         """Sends this rank's copy to its keeper, and takes those that this rank keeps.
 
         Args:
-            label: of the copy.
+            label: label of this rank's copy.
             image: its bytes.
-            generation: of all of them.
+            generation: generation of all copies that are sent and received.
 
         Raises:
             CheckpointError: a copy came with other bytes than it was sent with.
@@ -71,9 +71,10 @@ class CopyExchange:
 
         Args:
             lacking: those ranks.
-            labels: of the copies that this rank keeps, by rank and generation.
-            generation: of the copies that are fetched.
-            lacks: this rank is one of them.
+            labels: labels of the copies that this rank keeps, by rank and generation; None for a copy that is not
+                whole.
+            generation: generation of the copies to fetch.
+            lacks: whether this rank has lost its own copy.
 
         Raises:
             CheckpointError: see `keep`; so are other errors.

@@ -38,14 +38,14 @@ class Label:
     """What is known of a copy.
 
     Attributes:
-        rank: whose state it is.
+        rank: rank that the copied state belongs to.
         step: optimizer steps that it is of.
         identity: the same for all ranks' copies of one moment, and of no other.
         node_of: number of the host of each rank, as they were.
-        nbytes: of the file.
-        sums: of its blocks, as in `StoredFile`.
-        values: what is no tensor, as in a checkpoint's index.
-        aliases: likewise.
+        nbytes: bytes of the copy's file.
+        sums: checksums of the file's blocks, as in `StoredFile`.
+        values: values that are no tensors, as in the index of a checkpoint.
+        aliases: names of tied parameters, mapped to the names they are stored under, as in the index of a checkpoint.
     """
 
     rank: int
@@ -83,8 +83,8 @@ class CopyFiles:
     """The folder.
 
     Args:
-        folder: below a file system in memory; made if it is not there.
-        locks: of copies from CUDA.
+        folder: folder on a file system in memory; created if it does not exist.
+        locks: page locks for memory that CUDA copies to; None for new ones.
 
     Raises:
         CheckpointError: it is somebody else's.
@@ -108,10 +108,10 @@ class CopyFiles:
         """Returns the memory of a copy, which has no label any more: flat uint8, of `nbytes`.
 
         Args:
-            rank: whose state it is, or will be.
-            generation: which of its copies.
-            nbytes: of the copy; some.
-            device: of CUDA, that the memory is page-locked for; None: values come from elsewhere.
+            rank: rank that the state in the copy belongs to, or will belong to.
+            generation: generation of the copy, 0 or 1.
+            nbytes: bytes of the copy; more than 0.
+            device: CUDA device to page-lock the memory for; None where values do not come from CUDA.
 
         Raises:
             OSError: there is not so much memory.
@@ -166,8 +166,8 @@ class CopyFiles:
         """Returns the label of a copy that is whole, to the last bit, and of ranks that lay as they do now.
 
         Args:
-            rank: whose state it is.
-            generation: which of its copies.
+            rank: rank that the state in the copy belongs to.
+            generation: generation of the copy, 0 or 1.
             node_of: number of the host of each rank.
         """
         label = self.read_label(rank, generation)
@@ -189,9 +189,9 @@ class CopyFiles:
         """Returns the index of what whole copies hold together.
 
         Args:
-            labels: of them.
-            generation: of them.
-            rank: whose values it has, of those that are no tensors.
+            labels: labels of the whole copies that the index is made of.
+            generation: generation of the copies, 0 or 1.
+            rank: rank from which the index takes the values that are no tensors.
             size: number of ranks.
         """
         index = Index(size, {}, {})

@@ -19,12 +19,12 @@ _IDENTITY_BITS = 31
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CopyInventory:
     """Which copies there are, as all ranks know it.
 
     Attributes:
-        own: of each rank, the key of its own copy of each generation; -1 for none.
-        kept: likewise, of the copy that its neighbour keeps.
+        own: key of each rank's own copy, by rank and then by generation; -1 for none.
+        kept: key of the copy that each rank's neighbour keeps for it, by rank and then by generation; -1 for none.
         disk_step: step of what there is on the disk, as rank 0 sees it; -1 for nothing.
     """
 
@@ -47,13 +47,13 @@ def agree_on_next(state: int, collectives: Collectives, *, device: torch.device)
     """Returns the largest state of any rank, and an identity for the next moment that rank 0 has drawn; one all-reduce.
 
     Args:
-        state: of this rank's last copy.
+        state: state of this rank's last copy, as a number; the largest one of all ranks decides.
         collectives: all ranks.
-        device: where collectives' tensors live.
+        device: device of the tensors that the collectives use.
     """
     drawn = secrets.randbits(_IDENTITY_BITS) if collectives.rank == 0 else 0
     told = torch.tensor([state, drawn], dtype=torch.int64, device=device)
-    collectives.all_reduce(told, op="max", of="copies in memory").wait()
+    collectives.all_reduce(told, op="max", label="copies in memory").wait()
     with collectives.reading("copies in memory"):
         worst, identity = told.tolist()
     return int(worst), int(identity)
@@ -61,14 +61,15 @@ def agree_on_next(state: int, collectives: Collectives, *, device: torch.device)
 
 def tell_held(
     labels: Mapping[tuple[int, int], Label | None], disk_step: int, collectives: Collectives, *, device: torch.device
-) -> Held:
+) -> CopyInventory:
     """Tells all ranks which copies this one holds; one all-reduce of 4 numbers a rank.
 
     Args:
-        labels: of the copies that this rank has, or keeps, by whose state it is and by generation; None for none.
-        disk_step: see `Held`; rank 0's counts.
+        labels: labels of the copies that this rank has or keeps, by the rank of the state and by generation; None for
+            none.
+        disk_step: step of the checkpoint on the disk, -1 for none; only rank 0's value counts; see `CopyInventory`.
         collectives: all ranks.
-        device: where collectives' tensors live.
+        device: device of the tensors that the collectives use.
 
     Returns:
         what all have told.
@@ -80,19 +81,19 @@ def tell_held(
             told[0 if other == rank else 1, other, generation] = key_of(label)
     word = torch.tensor([disk_step if rank == 0 else _NONE], dtype=torch.int64)
     everyone = torch.cat([told.view(-1), word]).to(device)
-    collectives.all_reduce(everyone, op="max", of="copies in memory").wait()
+    collectives.all_reduce(everyone, op="max", label="copies in memory").wait()
     with collectives.reading("copies in memory"):
         numbers = everyone.cpu()
     own, kept = numbers[:-1].view(2, size, GENERATIONS).tolist()
-    return Held(own, kept, int(numbers[-1]))
+    return CopyInventory(own, kept, int(numbers[-1]))
 
 
 def newest_common(own: Sequence[Sequence[int]], kept: Sequence[Sequence[int]]) -> tuple[int, int] | None:
     """Returns (key, generation) of the newest moment of which every rank has a copy; None where there is none.
 
     Args:
-        own: of each rank, the key of its own copy of each generation; -1 for none.
-        kept: likewise, of the copy that its neighbour keeps.
+        own: key of each rank's own copy, by rank and then by generation; -1 for none.
+        kept: key of the copy that each rank's neighbour keeps for it, by rank and then by generation; -1 for none.
     """
     common: list[tuple[int, int]] = []
     for generation in range(GENERATIONS):
@@ -101,7 +102,7 @@ def newest_common(own: Sequence[Sequence[int]], kept: Sequence[Sequence[int]]) -
     return max(common, default=None)
 
 
-def why_none(held: Held) -> str:
+def why_none(held: CopyInventory) -> str:
     """Returns why no moment is whole, and from where the run goes on then, for a person."""
     keys = [key for table in (held.own, held.kept) for row in table for key in row if key != _NONE]
     disk = "from the start" if held.disk_step == _NONE else f"from the checkpoint of step {held.disk_step}"

@@ -31,7 +31,7 @@ def neighbours_of(rank: int, node_of: Sequence[int]) -> Neighbours:
     """Returns a rank's place.
 
     Args:
-        rank: which rank.
+        rank: rank to find the neighbours of.
         node_of: number of the host of each rank.
     """
     kept = tuple(other for other in range(len(node_of)) if keeper_of(other, node_of) == rank)

@@ -18,19 +18,19 @@ from ...mesh.agree.same import attempt
 from ...mesh.collectives import Collectives
 from .exchange import CopyExchange
 from .files import GENERATIONS, CopyFiles, Label
-from .moments import Held, key_of, newest_common, step_of, tell_held, why_none
+from .moments import CopyInventory, key_of, newest_common, step_of, tell_held, why_none
 from .neighbours import Neighbours
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredCopy:
     """A moment of which every rank of this host has its state in this host's memory.
 
     Attributes:
-        folder: of the copies.
-        index: of what this host has, and no more.
+        folder: folder that holds the copies.
+        index: index of the tensors and values that this host has, and of no others.
         step: optimizer steps that it is of.
-        generation: which of each rank's copies it is.
+        generation: generation of the copies that belong to this moment, 0 or 1.
         fetched: ranks whose copy came from a neighbour.
     """
 
@@ -45,12 +45,12 @@ class CopySearch:
     """Looks for a moment; every rank must, at the same time.
 
     Args:
-        files: of this host.
-        near: this rank's neighbours.
-        exchange: with them; None where there is one host.
+        files: files that hold the copies in this host's memory.
+        near: neighbours of this rank.
+        exchange: exchange of copies with the neighbours; None where there is one host.
         collectives: all ranks.
         node_of: number of the host of each rank.
-        device: where collectives' tensors live.
+        device: device of the tensors that the collectives use.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class CopySearch:
         self._node_of = node_of
         self._device = device
 
-    def newest(self, *, newer_than: int) -> Restored | None:
+    def newest(self, *, newer_than: int) -> RestoredCopy | None:
         """Returns the newest moment of which all ranks have a copy; see `MemoryCopies.restore`."""
         labels = {
             (other, generation): self._files.whole(other, generation, self._node_of)
@@ -86,12 +86,12 @@ class CopySearch:
         return self._brought(held, labels, *chosen)
 
     def _brought(
-        self, held: Held, labels: Mapping[tuple[int, int], Label | None], key: int, generation: int
-    ) -> Restored | None:
+        self, held: CopyInventory, labels: Mapping[tuple[int, int], Label | None], key: int, generation: int
+    ) -> RestoredCopy | None:
         """Has each host have what its ranks need of a moment; None, and a line of the rank, where one could not."""
         rank = self._collectives.rank
         lacking = tuple(other for other, keys in enumerate(held.own) if keys[generation] != key)
-        found: list[Restored] = []
+        found: list[RestoredCopy] = []
 
         def fetch() -> None:
             for (other, number), label in labels.items():
@@ -104,10 +104,10 @@ class CopySearch:
 
         def look() -> None:
             index = self._index(generation, key)
-            found.append(Restored(self._files.folder, index, step_of(key), generation, lacking))
+            found.append(RestoredCopy(self._files.folder, index, step_of(key), generation, lacking))
 
         for what, work in (("fetch copies", fetch), ("read the labels of copies", look)):
-            failure = attempt(work, self._collectives, device=self._device, of=what)
+            failure = attempt(work, self._collectives, device=self._device, label=what)
             if failure is not None:
                 if failure.error is not None:
                     print(f"dsrun: rank {rank} could not {what} in memory: {failure.error}", flush=True)

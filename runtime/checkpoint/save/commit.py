@@ -37,7 +37,7 @@ class Part:
     Attributes:
         file: its file; None where it had nothing to write, or could not.
         values: the rank's own values for the index.
-        error: why it could not be written; None where it was.
+        error: reason the rank's part could not be written; None where it was written.
         frozen: its file of frozen parameters; None where it has none of its own.
     """
 
@@ -54,7 +54,7 @@ class Verdict:
     Attributes:
         error: None where it is published and durable.
         published: whether an index names its files, also where that is doubtful.
-        nbytes: of the checkpoint.
+        nbytes: bytes of the checkpoint; 0 where the save failed.
     """
 
     error: str | None
@@ -78,29 +78,30 @@ def conclude(
     It waits for no rank that has ended, where that rank has said by `Presence.say` which process it is.
 
     Args:
-        part: this rank's.
-        rank: which rank.
-        size: how many there are.
+        part: outcome of this rank's part of the save.
+        rank: number of this rank.
+        size: number of ranks.
         board: the ranks' noticeboard.
         subject: begins the keys; no other save has the same.
-        timeout_s: how long to wait for the others; a rank that waited in vain says so, and keeps its file.
-        waiting: called again and again while it waits: as there is a deadline, that is no hang.
+        timeout_s: seconds to wait for the other ranks; a rank that gets no answer in time reports that, and keeps its
+            file.
+        waiting: callback that is called again and again during the wait; the wait has a deadline, so it is no hang.
         publish: publishes parts that were all written; called on rank 0 alone.
     """
     deadline = time.monotonic() + timeout_s
     presence = Presence(board, subject)
 
-    def hear(key: str, of: int) -> bytes | None:
+    def hear(key: str, peer: int) -> bytes | None:
         def is_in_vain() -> bool:
             waiting()
-            return time.monotonic() >= deadline or presence.has_ended(of)
+            return time.monotonic() >= deadline or presence.has_ended(peer)
 
         text = board.wait(f"{subject}/{key}", until=is_in_vain)
         # It may have said so between the look for its word and the look for its process.
         return board.wait(f"{subject}/{key}", until=lambda: True) if text is None else text
 
-    def missing(of: int) -> str:
-        return f"rank {of} has {'ended' if presence.has_ended(of) else f'not come within {timeout_s:.0f} s'}"
+    def missing(peer: int) -> str:
+        return f"rank {peer} has {'ended' if presence.has_ended(peer) else f'not come within {timeout_s:.0f} s'}"
 
     if rank != 0:
         board.post(f"{subject}/{rank}", json.dumps(asdict(part)).encode())

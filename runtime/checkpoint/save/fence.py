@@ -27,8 +27,8 @@ class Fence:
     """Closed for the units that are being copied; a `ChangeFence`. Methods may be called from any thread.
 
     Attributes:
-        pace: called by who copies, with the number of each unit before it is copied: tests hold it up here.
-        waits: how often somebody came before the copy was done.
+        pace: callback that gets the number of each unit before that unit is copied; tests delay the copy with it.
+        waits: number of times that somebody had to wait for a copy.
     """
 
     def __init__(self) -> None:

@@ -31,8 +31,8 @@ class FrozenWork:
     """What a save has to do for this rank's frozen parameters.
 
     Attributes:
-        plan: of the file.
-        entries: what it was planned for.
+        plan: plan of the file.
+        entries: entries that the plan was made for.
         stored: its size and checksums, from the values as they are now.
         source: a file of an earlier checkpoint with the same bytes; None: it has to be written.
     """
@@ -92,10 +92,10 @@ class FrozenParameters:
         """Returns what is to be done; None where this rank has nothing. Reads all values, to be sure what they are.
 
         Args:
-            folder: of the run's checkpoints.
-            entries: this rank's pieces of frozen parameters.
-            rank: which rank.
-            size: how many there are.
+            folder: folder of the run's checkpoints.
+            entries: pieces of frozen parameters that this rank has.
+            rank: number of this rank.
+            size: number of ranks.
         """
         plan = self._planner.plan(entries, rank=rank, size=size)
         if not plan.nbytes:
@@ -116,11 +116,11 @@ class FrozenParameters:
         """Has the file in the folder of a save: another name of an earlier one, else written while the script waits.
 
         Args:
-            work: what `look` returned.
+            work: work on the frozen parameters that `look` returned.
             target: the tag's folder.
-            identity: of the save.
-            rank: which rank.
-            progress: called for each block that was written.
+            identity: identity of the save, a part of its file names.
+            rank: number of this rank.
+            progress: callback after each block that is written.
 
         Raises:
             CheckpointError: a frozen parameter has changed meanwhile; nothing is left of the file.

@@ -33,7 +33,7 @@ class Readiness:
 
     Args:
         collectives: all ranks.
-        device: where collectives' tensors live.
+        device: device of the tensors that the collectives use.
     """
 
     def __init__(self, collectives: Collectives, *, device: torch.device) -> None:
@@ -45,18 +45,18 @@ class Readiness:
         """Does each rank's part; one all-reduce of one number, and where one failed a broadcast of its error.
 
         Args:
-            what: completes "could not".
+            what: phrase that completes "could not" in error messages, such as `write there`.
             target: the tag's folder.
-            work: this rank's part; it enters no collective.
+            work: function that does this rank's part; it enters no collective.
 
         Raises:
             CheckpointError: on every rank, where one rank could not.
         """
-        failure = attempt(work, self._collectives, device=self._device, of=what)
+        failure = attempt(work, self._collectives, device=self._device, label=what)
         if failure is None:
             return
         error = failure.error
-        message, hint = tell_error(error, failure.rank, self._collectives, device=self._device, of=what)
+        message, hint = tell_error(error, failure.rank, self._collectives, device=self._device, label=what)
         if error is None:
             raise CheckpointError(
                 f"{target}: rank {failure.rank} could not {what}, nothing was published: {message}", hint=hint or None
@@ -66,14 +66,14 @@ class Readiness:
             raise CheckpointError(f"{target}: could not be saved, nothing was published: {error}", hint=hint) from error
         raise error
 
-    def largest(self, number: int, *, of: str) -> int:
+    def largest(self, number: int, *, label: str) -> int:
         """Returns the largest number of any rank; one all-reduce."""
-        return self._reduce(number, op="max", of=of)
+        return self._reduce(number, op="max", label=label)
 
     def new_identity(self) -> str:
         """Returns an id that every rank has, and no other save; one broadcast."""
         identity = torch.tensor([secrets.randbits(32)], dtype=torch.int64, device=self._device)
-        self._collectives.broadcast(identity, source=0, of="checkpoint id").wait()
+        self._collectives.broadcast(identity, source=0, label="checkpoint id").wait()
         with self._collectives.reading("checkpoint id"):
             return f"{int(identity.item()):08x}"
 
@@ -86,14 +86,14 @@ class Readiness:
 
         Args:
             target: the tag's folder.
-            nbytes: what this rank writes.
+            nbytes: bytes that this rank writes.
             calls: the file system.
             then: done by each rank where it is made.
 
         Raises:
             CheckpointError: it cannot be made, has no room, or `then` has raised.
         """
-        needed = self._reduce(nbytes, op="sum", of="checkpoint bytes") + _INDEX_BYTES
+        needed = self._reduce(nbytes, op="sum", label="checkpoint bytes") + _INDEX_BYTES
 
         def make() -> None:
             if not isinstance(target, Path):
@@ -152,10 +152,10 @@ class Readiness:
                 _remove(mark)
         self._shared.add(folder)
 
-    def _reduce(self, number: int, *, op: str, of: str) -> int:
+    def _reduce(self, number: int, *, op: str, label: str) -> int:
         value = torch.tensor([number], dtype=torch.int64, device=self._device)
-        self._collectives.all_reduce(value, op=op, of=of).wait()
-        with self._collectives.reading(of):
+        self._collectives.all_reduce(value, op=op, label=label).wait()
+        with self._collectives.reading(label):
             return int(value.item())
 
 

@@ -27,7 +27,7 @@ class Presence:
 
     Args:
         board: the ranks' noticeboard.
-        subject: of the save, as in `conclude`.
+        subject: prefix of the save's keys on the noticeboard, as in `conclude`.
     """
 
     def __init__(self, board: Noticeboard, subject: str) -> None:

@@ -25,22 +25,23 @@ _LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class SaveRequest:
     """What is to be saved.
 
     Attributes:
-        entries: this rank's pieces.
+        entries: pieces of state that this rank has.
         frozen: its pieces of frozen parameters that checkpoints share; None where they are among `entries`.
-        values: what is no tensor, as JSON values; rank 0's are stored.
-        rank_values: likewise, this rank's own.
-        aliases: names of tied parameters to the names they are stored under.
-        save_latest: let `latest` name this tag afterwards.
-        when_saved: called once it is published, with its bytes and the seconds it took; on rank 0, in any thread.
-        units: for each entry the number of the unit whose update changes it; None: who changes it does not ask, so it
-            is copied at once. Empty: that holds of all.
-        order: in which units are updated next.
+        values: values that are no tensors, as JSON values; those of rank 0 are stored.
+        rank_values: values of this rank alone that are no tensors, as JSON values; stored for each rank.
+        aliases: names of tied parameters, mapped to the names they are stored under.
+        save_latest: whether `latest` names this tag afterwards.
+        when_saved: callback after publication, on rank 0 and in any thread, that gets the checkpoint's bytes and the
+            seconds it took.
+        units: number of the unit that updates each entry; None for an entry that is copied at once, since its updates
+            do not wait. Empty if all are None.
+        order: numbers of the units in the order of their next updates.
         watched: (name, tensor) of what the script may write to while it is copied.
-        on_drive: finds what lies on a drive, and so is not copied.
+        on_drive: function that finds tensors that lie on a drive, and so are not copied.
     """
 
     entries: Sequence[StateEntry]
@@ -55,7 +56,7 @@ class Wanted:
     watched: Sequence[tuple[str, Tensor]] = ()
     on_drive: OnDrive = in_memory
 
-    def by_update(self) -> Wanted:
+    def by_update(self) -> SaveRequest:
         """Returns the same with entries in the order of the next updates: what is waited for first is copied first."""
         if not self.units:
             return self
@@ -67,14 +68,14 @@ class SaveUnderWay:
     """A save that has begun.
 
     Args:
-        wanted: what is saved.
-        identity: in the names of its files.
-        plan: of this rank's file.
+        wanted: contents of the checkpoint that is being saved.
+        identity: identity of the save, a part of its file names.
+        plan: plan of this rank's file.
         target: the tag's folder.
-        path: of this rank's file in it.
+        path: path of this rank's file in the tag's folder.
     """
 
-    def __init__(self, wanted: Wanted, identity: str, plan: FilePlan, target: Place, path: Place) -> None:
+    def __init__(self, wanted: SaveRequest, identity: str, plan: FilePlan, target: Place, path: Place) -> None:
         self.wanted = wanted
         self.identity = identity
         self.plan = plan
@@ -88,11 +89,12 @@ class SaveUnderWay:
         self._verdict: Verdict | None = None
         self._broken: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._is_over = False  # the thread lives a little longer: what it was to do goes in it, and the saver with that
 
     @property
     def is_under_way(self) -> bool:
         """Whether its verdict is not known yet."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._thread is not None and not self._is_over
 
     @property
     def has_failed(self) -> bool:
@@ -115,6 +117,7 @@ class SaveUnderWay:
             self._broken = error
         finally:
             self.end_mark()
+            self._is_over = True
 
     def end_mark(self) -> None:
         """Nobody has to wait for it any more."""
@@ -131,7 +134,7 @@ class SaveUnderWay:
         """Returns when the verdict is known.
 
         Args:
-            progress: called in this thread for what has come nearer to the disk meanwhile.
+            progress: callback in the calling thread whenever the save has made progress towards the disk.
         """
         if self._thread is None:
             return

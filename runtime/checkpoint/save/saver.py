@@ -6,7 +6,8 @@ the other ranks. What has gone wrong is raised where the script next saves, load
 
 [Note: the last save] The interpreter waits for the thread of a save before it ends. A script that ends without
 `engine.destroy()` hears of a failure then: nothing can be raised any more, so its exit code becomes 1. That holds of an
-engine that is gone by then as well, say with the function that made it; the thread of a save keeps the saver alive.
+engine that is gone by then as well, say with the function that made it: the thread of a save keeps the saver until the
+verdict is known, and lets go of it itself.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from .fence import Fence
 from .frozen import FrozenParameters, FrozenWork
 from .prepare import Readiness
 from .presence import Presence
-from .request import SaveUnderWay, Wanted
-from .writers import Conclude, Keep, WriteBeside, WriteHere
+from .request import SaveRequest, SaveUnderWay
+from .writers import BackgroundWriter, Conclude, InlineWriter, Keep
 
 
 class Saver:
@@ -53,10 +54,11 @@ class Saver:
     Args:
         collectives: all ranks that hold pieces.
         board: their noticeboard.
-        device: where collectives' tensors live, and state on a device does.
-        policy: what the config says.
+        device: device of the collectives' tensors, and of state that is on a device.
+        policy: policy of saves, from the config.
         calls: the file system of a save that is not asynchronous.
-        fence: asked by who changes state, see `fence.py`; None: nobody asks, and nothing may be copied later.
+        fence: fence that updates wait at while state is copied, see `fence.py`; None where no update waits, so that
+            nothing may be copied later.
     """
 
     def __init__(
@@ -81,30 +83,31 @@ class Saver:
         self._marks = JobMarks()
         weakref.finalize(self, self._marks.release)
         keep = Keep(policy.keep_last, policy.keep_every)
-        self._here = WriteHere(self._calls, keep)
-        self._beside = WriteBeside(keep, device=device, fence=self.fence, later=policy.later)
+        self._here = InlineWriter(self._calls, keep)
+        self._beside = BackgroundWriter(keep, device=device, fence=self.fence, later=policy.later)
         self._last = _LastSave()
         self._at_exit = partial(_tell_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
         self._when_gone = weakref.finalize(self, _keep_for_the_end, self._last)
         self._when_gone.atexit = False
 
-    def save(self, folder: Place, tag: str, want: Callable[[], Wanted], *, progress: Callable[[], None]) -> None:
+    def save(self, folder: Place, tag: str, want: Callable[[], SaveRequest], *, progress: Callable[[], None]) -> None:
         """Writes one checkpoint; every rank must call. Enters up to ten collectives of one number.
 
         Args:
-            folder: of the run's checkpoints, the same shared one on every rank; or an address in an object store.
+            folder: folder of the run's checkpoints, the same shared one on every rank; or an address in an object
+                store.
             tag: name of this one inside it.
-            want: says what is to be saved; what it raises on one rank is raised on all. Unless the policy is
-                asynchronous, it is there when this returns.
-            progress: called whenever something is on its way to the disk, so that a slow disk is no hang.
+            want: function that returns what to save; an error on one rank is raised on all. Unless saves are
+                asynchronous, the checkpoint is complete when `save` returns.
+            progress: callback whenever data is on its way to the disk, so that a slow disk does not count as a hang.
 
         Raises:
             CheckpointError: on every rank, if one cannot write or an earlier save has failed; nothing was published.
         """
         self._end_the_one_before(progress)
         rank, size = self._collectives.rank, self._collectives.size
-        prepared: list[tuple[Wanted, FilePlan, FrozenWork | None]] = []
+        prepared: list[tuple[SaveRequest, FilePlan, FrozenWork | None]] = []
 
         def prepare() -> None:
             tag_to_save(folder, tag)
@@ -202,7 +205,7 @@ class Saver:
         state = 0
         if save is not None:
             state = 2 if save.is_under_way else 1 if not self._last.is_told and save.has_failed else 0
-        worst = self._readiness.largest(state, of="outcome of the save before")
+        worst = self._readiness.largest(state, label="outcome of the save before")
         if worst == 2:
             assert save is not None, "all ranks have begun the same saves"
             raise CheckpointError(

@@ -24,7 +24,7 @@ class Watch:
 
     Args:
         tensors: (name, tensor) of all that a script may write to.
-        copies: that are still to be made.
+        copies: copies that are still to be made.
     """
 
     def __init__(self, tensors: Iterable[tuple[str, Tensor]], copies: Sequence[Copy]) -> None:

@@ -43,12 +43,12 @@ class Keep:
     every: int | None
 
 
-class WriteHere:
+class InlineWriter:
     """Writes in this process, from where the values are.
 
     Args:
         calls: the file system.
-        keep: which older checkpoints stay.
+        keep: rule for which older checkpoints stay.
     """
 
     def __init__(self, calls: FileCalls, keep: Keep) -> None:
@@ -82,13 +82,13 @@ class WriteHere:
         return verdict
 
 
-class WriteBeside:
+class BackgroundWriter:
     """Copies values into memory that a process of its own writes from, at once or behind training.
 
     Args:
-        keep: which older checkpoints stay.
-        device: that values on a device are on.
-        fence: keeps what is not copied yet as it is.
+        keep: rule for which older checkpoints stay.
+        device: device of the values that are on a device.
+        fence: fence that keeps state unchanged until it is copied.
         later: copy what belongs to units behind training.
     """
 

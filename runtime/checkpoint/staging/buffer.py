@@ -32,7 +32,8 @@ class PageLocks:
 
     Args:
         lock_for: locks for a device.
-        say: told why; each rank for itself, for their limits may differ.
+        say: function that reports the reason memory stays pageable; each rank reports for itself, since limits may
+            differ.
     """
 
     def __init__(self, lock_for: Callable[[torch.device], Lock] = CudaLock, *, say: Say = _log.warning) -> None:
@@ -45,7 +46,7 @@ class PageLocks:
 
         Args:
             image: all of the memory; it is unlocked when this tensor goes.
-            device: that copies.
+            device: device that copies into the memory.
 
         Returns:
             unlocks before, once.
@@ -64,8 +65,8 @@ class Staging:
     """Shared memory of one rank, page-locked where tensors lie on CUDA; grows, and never shrinks.
 
     Args:
-        locks: of its memory.
-        module_of: returns what torch has for a device's kind.
+        locks: page locks for the staging memory; None for new ones.
+        module_of: function that returns torch's module for the type of a device, such as `torch.cuda`.
 
     Attributes:
         generation: another number whenever it is other memory.
@@ -101,9 +102,9 @@ class Staging:
         """Reserves memory, and puts the header there; values are copied as they are now, or stay so until they are.
 
         Args:
-            header: of the file.
-            nbytes: of the image.
-            copies: what will be copied.
+            header: header bytes of the file.
+            nbytes: bytes of the image in memory.
+            copies: copies that will be made into the image.
 
         Raises:
             OSError: there is not so much memory.
@@ -132,8 +133,8 @@ class Staging:
         """Copies values to the memory; returns when they may change. In any thread.
 
         Args:
-            copies: what to copy.
-            threads: of the host that copy what is in its memory.
+            copies: copies to make.
+            threads: number of host threads that copy the values in host memory.
         """
         image = self._image
         copy_bytes([(image[c.at :], c.values) for c in copies if c.values.device.type == "cpu"], threads=threads)
@@ -171,8 +172,8 @@ def copy_into(image: Tensor, plan: FilePlan, copies: Sequence[tuple[int, Tensor]
 
     Args:
         image: flat uint8 in host memory, as long as the file or longer.
-        plan: of the file.
-        copies: what `coalesce` returns for it.
+        plan: plan of the file.
+        copies: pairs of first byte in the file and flat values, as `coalesce` returns them for the plan.
     """
     image[: len(plan.header)].copy_(torch.frombuffer(bytearray(plan.header), dtype=torch.uint8))
     for first, values in copies:

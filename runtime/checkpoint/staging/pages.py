@@ -71,11 +71,11 @@ class StagingMemory:
     """Memory that another process can map; see [Note: huge pages].
 
     Args:
-        nbytes: at least so many.
-        calls: of the kernel.
+        nbytes: least number of bytes to reserve; rounded up to a multiple of `HUGE_BYTES`.
+        calls: calls of the kernel; None for the real ones.
 
     Attributes:
-        descriptor: by which another process maps it.
+        descriptor: file descriptor by which another process maps the memory.
         nbytes: its size.
         image: the memory, uint8.
 

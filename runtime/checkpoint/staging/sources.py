@@ -33,7 +33,7 @@ class Copy:
     Attributes:
         at: byte of the image.
         values: flat.
-        unit: whose update changes them; None: they are copied at once.
+        unit: number of the unit with the update that changes the values; None where they are copied at once.
     """
 
     at: int
@@ -47,8 +47,8 @@ class Segment:
 
     Attributes:
         at: byte of where they come from.
-        nbytes: how many.
-        descriptor: of the file; None: the image.
+        nbytes: number of bytes in the segment.
+        descriptor: descriptor of the file that the bytes come from; None where they come from the image.
     """
 
     at: int
@@ -61,10 +61,10 @@ class Sources:
     """See the module.
 
     Attributes:
-        image_bytes: what is staged, the file's header included.
-        copies: to the image.
-        segments: of the file, in order; empty where the image is the file.
-        last_byte: of what is read from drives, by the number of the unit: how far into the file it reaches.
+        image_bytes: bytes that are staged in memory, the file's header included.
+        copies: copies into the image.
+        segments: segments of the file, in order; empty where the image is the file.
+        last_byte: byte position in the file up to which a unit's data is read from drives, by the number of the unit.
     """
 
     image_bytes: int
@@ -88,11 +88,11 @@ def sources_of(
     """Returns where the bytes of a planned file come from.
 
     Args:
-        plan: of the file.
-        entries: what it was planned for.
+        plan: plan of the file.
+        entries: entries that the plan was made for.
         units: the number of the unit whose update changes each of them; None: nobody would wait. Empty: of none.
         later: copy what belongs to a unit when training goes on.
-        on_drive: finds what is on a drive.
+        on_drive: function that finds tensors that lie on a drive.
     """
     copies: list[Copy] = []
     segments = [Segment(0, len(plan.header))]
@@ -118,7 +118,7 @@ def in_order_of_updates(units: Sequence[int | None], order: Sequence[int]) -> li
 
     Args:
         units: the number of the unit of each entry.
-        order: in which units are updated; others come last.
+        order: numbers of the units in the order of their updates; other units come last.
     """
     place = {unit: number for number, unit in enumerate(order)}
     last = len(place)

@@ -54,9 +54,9 @@ class WriterProcess:
         """Has it begin to write a new file; see `written`.
 
         Args:
-            path: of the file.
-            nbytes: of the file: the memory's first ones, where there are no segments.
-            segments: what it is put together of; their files were taken.
+            path: path of the file.
+            nbytes: bytes of the file; without segments it is the first bytes of the shared memory.
+            segments: segments that the file is put together from; their files were passed to `take_files`.
         """
         numbers = {descriptor: number for number, descriptor in enumerate(self._files)}
         parts = [(s.at, s.nbytes, None if s.descriptor is None else numbers[s.descriptor]) for s in segments]
@@ -66,7 +66,7 @@ class WriterProcess:
         """Waits for the file to be durable.
 
         Args:
-            progress: called for each block that was written.
+            progress: callback after each block that is written.
 
         Raises:
             WriterError: it could not be written; nothing is left of it.

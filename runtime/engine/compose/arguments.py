@@ -124,9 +124,9 @@ def check_place(info: RankInfo, *, init_method: str | None, rank: int, world_siz
 
     Args:
         info: the place that the environment says.
-        init_method: of torch's init_process_group; None or `env://`.
-        rank: as the script says it; -1: it does not.
-        world_size: likewise.
+        init_method: the script's `init_method` for torch's `init_process_group`; None or `env://`.
+        rank: the script's rank; -1 where it names none.
+        world_size: the script's world size; -1 where it names none.
 
     Raises:
         InputError: naming what differs.

@@ -32,12 +32,12 @@ def check_same_everywhere(
     """Refuses a model, config or dataset that is not the same on every rank; enters the collectives of the agreement.
 
     Args:
-        model: as the script gave it, before anything of it is taken over.
+        model: the script's model, before anything of it is taken over.
         settings: the config.
         assignment: optimizer groups of its parameters.
-        training_data: of which the length is compared, if it has one.
-        mesh: whose data axis is compared.
-        updates: there is an optimizer; ranks with one enter collectives that others do not.
+        training_data: training dataset; its length is compared, if it has one. None without a dataset.
+        mesh: mesh of the ranks; those on its data axis are compared.
+        updates: whether there is an optimizer; ranks with one enter collectives that ranks without one do not.
 
     Raises:
         ModelError: naming what differs, the ranks that differ in it, and both values.

@@ -15,11 +15,12 @@ from dsrun.errors import InputError
 
 from ...mesh.join.gpus import choose_device
 from ...mesh.join.groups import make_mesh, present_backend
-from ...mesh.spec import DATA_AXIS, MeshSpec
+from ...mesh.spec import DATA_AXIS
 from ...zero.access.state_dicts import watch_state_dicts
 from ...zero.creation.construct import ConstructionBySlices
-from ...zero.creation.seeds import Nursery
+from ...zero.creation.unbuilt import UnbuiltParameters
 from .distributed import join_job
+from .mesh import axes_of
 
 
 class Init:
@@ -31,18 +32,18 @@ class Init:
 
     Args:
         module: a model that exists already, to be cut at once.
-        data_parallel_group: not taken: the ranks of the job share a model.
-        mem_efficient_linear: without meaning here, for DeepSpeed's calls.
+        data_parallel_group: process group of DeepSpeed's call, refused unless None: all ranks of the job share a model.
+        mem_efficient_linear: DeepSpeed's argument of this name; no effect here.
         remote_device: "cpu": slices lie in host memory from the start, as where the config's `offload_param` says so;
             not taken but that, None and "none".
-        pin_memory: without meaning here, for DeepSpeed's calls.
+        pin_memory: DeepSpeed's argument of this name; no effect here.
         config_dict_or_path: the training config; where its stage is not 3, every rank will hold all parameters, and
             they are built as always. Only its stage and `offload_param` are read: values that `"auto"` leaves to the
             script may be open yet.
         config: another name of it.
         enabled: False: nothing happens.
-        dtype: what floating parameters are kept in; None: what they are built in.
-        mpu: not taken.
+        dtype: dtype that floating-point parameters are kept in; None: the dtype they are built in.
+        mpu: Megatron's object of process groups; refused unless None.
 
     Raises:
         InputError: an argument that is not taken.
@@ -89,11 +90,11 @@ class Init:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def _nursery(self) -> Nursery:
+    def _nursery(self) -> UnbuiltParameters:
         info = join_job()
         device = choose_device(present_backend(), info)
-        mesh = make_mesh(MeshSpec(((DATA_AXIS, info.world_size),)), info, device=device)
-        return Nursery(mesh.axes[DATA_AXIS], device=mesh.device, dtype=self._dtype, on_host=self._on_host)
+        mesh = make_mesh(axes_of(info.world_size), info, device=device)
+        return UnbuiltParameters(mesh.axes[DATA_AXIS], device=mesh.device, dtype=self._dtype, on_host=self._on_host)
 
 
 def _zero_section(source: ConfigSource) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from torch.utils.data import IterableDataset
 from dsrun.config.batch import BatchSizes
 from dsrun.config.config import Config
 
-from ...data.loader import LoaderWishes, TrainingLoader
+from ...data.loader import LoaderOptions, TrainingLoader
 from ...data.stream import StreamLoader
 from ...mesh.join.groups import ProcessGroupMesh
 from ...mesh.spec import DATA_AXIS
@@ -22,13 +22,15 @@ class Data:
 
     Attributes:
         loader: Loader of the training data; None where none was given.
-        options: What the config says of loaders.
+        options: Options of loaders, from the config.
         batch: Micro batch, accumulation steps and their product with the ranks.
+        rank: This rank among those that share the data out.
     """
 
     loader: TrainingLoader | StreamLoader | None
-    options: LoaderWishes
+    options: LoaderOptions
     batch: BatchSizes
+    rank: int
 
 
 def make_data(request: Request, settings: Config, mesh: ProcessGroupMesh) -> Data:
@@ -38,14 +40,14 @@ def make_data(request: Request, settings: Config, mesh: ProcessGroupMesh) -> Dat
         ModelError: the dataset has too few samples.
     """
     assert settings.batch is not None, "the config was loaded with a world size"
-    options = LoaderWishes(
+    options = LoaderOptions(
         end="drop" if settings.dataloader_drop_last else "carry",
         seed=settings.dataloader_seed,
         workers=settings.dataloader_num_workers,
     )
     axis, micro_batch, dataset = mesh.axes[DATA_AXIS], settings.batch.micro_batch, request.training_data
     if dataset is None:
-        return Data(None, options, settings.batch)
+        return Data(None, options, settings.batch, axis.rank)
     if isinstance(dataset, IterableDataset):
         loader = StreamLoader(
             dataset,
@@ -53,16 +55,16 @@ def make_data(request: Request, settings: Config, mesh: ProcessGroupMesh) -> Dat
             rank=axis.rank,
             size=axis.size,
             collate_fn=request.collate_fn,
-            wishes=options,
+            options=options,
         )
-        return Data(loader, options, settings.batch)
+        return Data(loader, options, settings.batch, axis.rank)
     loader = TrainingLoader(
         dataset,
         micro_batch=micro_batch,
         rank=axis.rank,
         size=axis.size,
         collate_fn=request.collate_fn,
-        wishes=options,
+        options=options,
         pin_for=mesh.device,
     )
-    return Data(loader, options, settings.batch)
+    return Data(loader, options, settings.batch, axis.rank)

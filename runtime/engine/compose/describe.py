@@ -36,7 +36,7 @@ def describe(model: nn.Module) -> ModelSize:
     """Describes a model that no engine has taken over yet.
 
     Args:
-        model: on any device, the meta device too.
+        model: model on any device, also the meta device.
     """
     trained = [(spec.name, spec.module, _buffer_numel(spec)) for spec in find_units(model)]
     return _describe(model, trained)
@@ -160,7 +160,8 @@ def build_on_meta(target: str) -> nn.Module:
     """Calls `MODULE:CALLABLE` without arguments, with every tensor on the meta device.
 
     Args:
-        target: where the callable is; its module is found as `python -m` finds one, in the working folder first.
+        target: place of the callable as `MODULE:CALLABLE`; the module is found as `python -m` finds one, in the working
+            folder first.
 
     Raises:
         ModelError: it cannot be imported or called, or returns something else than a module.

@@ -37,17 +37,17 @@ def init_distributed(
     Args:
         dist_backend: `nccl` or `gloo`; None: what `dsrun --backend` said, else NCCL where there is a GPU. Without
             effect where the script has joined.
-        auto_mpi_discovery: without effect, for DeepSpeed's calls: below mpirun and srun, ranks find their place always.
-        distributed_port: without effect: ranks meet where the environment says.
-        verbose: without effect.
+        auto_mpi_discovery: DeepSpeed's argument, without effect: under mpirun and srun, ranks always find their place.
+        distributed_port: DeepSpeed's argument, without effect: ranks meet at the address in the environment.
+        verbose: DeepSpeed's argument, without effect.
         timeout: DeepSpeed's form of `timeout_s`.
         init_method: None or `env://`.
         dist_init_required: False: the script has joined already.
-        config: without effect.
+        config: DeepSpeed's argument, without effect.
         rank: -1, or what the environment says.
         world_size: -1, or what the environment says.
-        timeout_s: how long to wait for the other ranks, here and in each later collective; by default a third longer
-            than `--hang-timeout`, and 40 minutes at least, so that the launcher says first who hangs.
+        timeout_s: seconds to wait for the other ranks, here and in each later collective. None: a third longer than
+            `--hang-timeout` and at least 40 minutes, so that the launcher reports first who hangs.
 
     Returns:
         this process's place in the job.
@@ -71,9 +71,11 @@ def join_job(
     """Does so for an engine's sake: a group that is joined here ends with the last engine.
 
     Args:
-        dist_backend: see `init_distributed`.
-        dist_init_required: see `init_distributed`.
-        timeout_s: see `init_distributed`.
+        dist_backend: backend, `nccl` or `gloo`; None: the default; see `init_distributed`.
+        dist_init_required: flag that is False where the script has joined the process group already; None or True: this
+            call joins if needed. See `init_distributed`.
+        timeout_s: seconds to wait for the other ranks, here and in each later collective; None: the default, see
+            `init_distributed`.
 
     Returns:
         this process's place in the job.

@@ -21,8 +21,8 @@ from ...zero.access.state_dicts import watch_state_dicts
 from ...zero.access.whole import ParamAccess
 from ...zero.hooks.modules import UnitHooks
 from ...zero.units.leaves import is_leaf
-from ..sharded_model import ShardedModel
-from ..step import UpdateAway
+from ..model.sharded import ShardedModel
+from ..step import DeferredUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Hooks:
 
     Attributes:
         units: Hooks that gather parameters and reduce gradients, a unit at a time.
-        activations: What becomes of blocks' activations; None where they are kept.
+        activations: Treatment of the blocks' activations; None where they are kept.
         access: Whole parameters, masters and states for who asks.
     """
 
@@ -46,7 +46,7 @@ def attach(
     mesh: ProcessGroupMesh,
     *,
     optimizer: ShardOptimizer,
-    away: UpdateAway | None,
+    away: DeferredUpdate | None,
     fence: ChangeFence,
     say: Callable[[str], None],
 ) -> Hooks:
@@ -56,14 +56,14 @@ def attach(
         sharded: the model.
         settings: the config.
         mesh: ranks and device.
-        optimizer: of the masters.
+        optimizer: sharded optimizer of the master parameters.
         away: the update, where it goes on behind its step.
-        fence: keeps state as it is while a checkpoint copies it.
-        say: says something once for the whole job.
+        fence: fence that keeps state unchanged while a checkpoint copies it.
+        say: callback that prints a message once for the whole job, on rank 0.
     """
     axis = mesh.axes[DATA_AXIS]
     hooks = UnitHooks(sharded.acquired, sharded.store, sharded.reducer)
-    agreed = partial(largest, collectives=axis, device=mesh.device, of="measured blocks")
+    agreed = partial(largest, collectives=axis, device=mesh.device, label="measured blocks")
     activations = activate(  # after the units' hooks, which stand within its own
         sharded.module,
         settings.activation_checkpointing,

@@ -17,7 +17,7 @@ from ...optim.groups import GroupAssignment
 from ...optim.registry import OptimizerFactory, adopt, check_elementwise, factory_of
 from ...optim.schedules.registry import SCHEDULES
 from ...optim.sharded import ShardOptimizer
-from ..parts import Scheduler
+from ...protocols import Scheduler
 
 OptimizerLike = optim.Optimizer | OptimizerFactory
 SchedulerLike = Scheduler | Callable[[optim.Optimizer], Scheduler]
@@ -34,9 +34,9 @@ def make_optimizer(
     """Returns the optimizer over the shards: the script's, the one its function makes, or the config's.
 
     Args:
-        given: by the script; goes before the config's.
-        shards: what it is to update, and who drives it.
-        settings: for the section `optimizer`.
+        given: optimizer, or function that makes one, from the script; used instead of the config's. None without one.
+        shards: sharded optimizer that holds the shards to update and drives torch's optimizer.
+        settings: config; its section `optimizer` is read.
         assignment: options of each group.
 
     Returns:
@@ -73,9 +73,9 @@ def make_scheduler(
     """Returns the schedule: the script's, the one its function makes, or the config's; None where there is none.
 
     Args:
-        given: by the script; goes before the config's.
-        optimizer: whose rates it sets.
-        settings: for the section `scheduler`.
+        given: schedule, or function that makes one, from the script; used instead of the config's. None without one.
+        optimizer: optimizer with the learning rates that the schedule sets; None where there is none.
+        settings: config; its section `scheduler` is read.
 
     Raises:
         ModelError: there is a schedule, and no optimizer.

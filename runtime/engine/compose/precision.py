@@ -12,10 +12,10 @@ from dsrun.config.config import Config
 from ...precision.built import changed_dtypes
 from ...precision.configured import policy_of
 from ...precision.fp8 import use_fp8
-from ...precision.kept import cast_at_borders
+from ...precision.fp32_modules import cast_at_borders
 from ...precision.linear import use_memory_efficient_linear
 from ...precision.policy import PrecisionPolicy
-from ..sharded_model import ShardedModel
+from ..model.sharded import ShardedModel
 
 
 def apply_precision(
@@ -26,8 +26,8 @@ def apply_precision(
     Args:
         model: the model, before it is sharded.
         settings: the config.
-        device: where it computes.
-        say: says something once for the whole job.
+        device: device that the model computes on.
+        say: callback that prints a message once for the whole job, on rank 0.
     """
     if settings.fp8.enabled:
         use_fp8(model, settings.fp8, device)

@@ -17,7 +17,7 @@ from dsrun.errors import ModelError
 
 from ...late_compiler import postpone_compiler
 from ...optim.groups import GroupAssignment, assign_groups
-from ..ownership import check_unwrapped
+from ..model.ownership import check_unwrapped
 from .arguments import config_source
 from .optimizer import OptimizerLike, SchedulerLike, groups_of
 
@@ -37,7 +37,7 @@ class Request:
         mpu: Groups of a script that has other parallelism.
         mesh_param: Sizes that a script names, for DeepSpeed's calls.
         dist_init_required: False where the script has joined its process group already.
-        heartbeat: Where this rank says what it does, for the launcher that watches it.
+        heartbeat: Writer of what this rank does, for the launcher that watches it.
     """
 
     model: nn.Module

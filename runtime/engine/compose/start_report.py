@@ -48,11 +48,11 @@ def open_run(
         model: the engine's module.
         units: its trained parameters.
         mesh: the ranks.
-        records: where it is recorded.
-        precision: for the dtype of parameters.
+        records: writer of the run's records, which gets the first one.
+        precision: dtypes of the engine; the dtype of parameters is printed.
         stage: ZeRO stage.
         state_bytes: model state of a rank, as predicted.
-        auto_sizes: what became of sizes that were `"auto"`; None where none was.
+        auto_sizes: text on what became of the sizes that were `"auto"`; None where no size was.
     """
     if mesh.info.rank != 0:
         return

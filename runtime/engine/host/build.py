@@ -18,7 +18,7 @@ from ...memory.arenas import Arenas
 from ...memory.bus import Bus
 from ...memory.host_pool import host_pool_for
 from ...mesh.collectives import Collectives
-from ...offload.ahead.double_buffer import SecondSet
+from ...offload.ahead.double_buffer import DoubleBuffer
 from ...offload.params.on_disk import DiskShards
 from ...offload.states.host_range import HostRange
 from ...offload.states.split_masters import UnitHalves
@@ -28,7 +28,7 @@ from ...optim.registry import states_per_element
 from ...optim.sharded import ShardOptimizer
 from ...optim.structure.base import StructuredOptimizer
 from ...protocols import ChangeFence
-from ..sharded_model import ShardedModel
+from ..model.sharded import ShardedModel
 from .tier import HostTier
 from .update import OffloadedUpdate
 
@@ -38,9 +38,9 @@ def host_tier(settings: Config, device: torch.device, bus: Bus, *, say: Callable
 
     Args:
         settings: the config.
-        device: where the model computes.
-        bus: between it and the host.
-        say: says something once for the whole job.
+        device: device that the model computes on.
+        bus: bus that copies between the device and its host's memory.
+        say: callback that prints a message once for the whole job, on rank 0.
     """
     section = settings.zero_optimization.offload_optimizer
     if section.device == "none":
@@ -64,14 +64,15 @@ def update_on_host(
 
     Args:
         sharded: the model, with its gradients on their way there.
-        optimizer: that drives torch's.
+        optimizer: sharded optimizer that drives torch's optimizer.
         host: the memory.
         collectives: the axis that ranges are spread over.
         settings: the config.
-        memory: where buffers are reserved.
-        say: says something once for the whole job.
-        fence: keeps ranges as they are while a checkpoint copies them; None: nothing does.
-        timed: returns what counts the time of each range's step; None: nobody does.
+        memory: arenas that buffers are reserved in.
+        say: callback that prints a message once for the whole job, on rank 0.
+        fence: fence that keeps ranges unchanged while a checkpoint copies them; None where nothing does.
+        timed: function that wraps a `BlockStep` in one that counts the time of each range's step; None where nobody
+            counts it.
 
     Raises:
         ModelError: the optimizer needs whole tensors, which no rank's host memory has.
@@ -100,7 +101,7 @@ def update_on_host(
     section = settings.zero_optimization.offload_optimizer
     second = None
     if section.super_offload:
-        second = SecondSet(
+        second = DoubleBuffer(
             ranges,
             [math.ceil(states_per_element(optimizer.torch_optimizer))] * len(ranges),
             state_dtype=torch.float32,

@@ -36,8 +36,8 @@ def states_on_disk(settings: Config, given: OptimizerLike | None, memory: Arenas
     Args:
         settings: the config.
         given: the script's optimizer, or a function that makes it.
-        memory: where what they come into is reserved.
-        rank: of this process, for errors.
+        memory: arenas that the buffers are reserved in which masters and states are read into.
+        rank: rank of this process, for error messages.
 
     Raises:
         OffloadError: no file can be made in a path.
@@ -64,7 +64,7 @@ def tell_of_drives(settings: Config, say: Say) -> None:
 
     Args:
         settings: the config.
-        say: says something once for the whole job.
+        say: callback that prints a message once for the whole job, on rank 0.
     """
     zero, inputs = settings.zero_optimization, settings.activation_checkpointing.nvme_path
     asked = {
@@ -130,9 +130,9 @@ def wear_of(
     Args:
         states: masters and optimizer states on a disk.
         slices: slices of parameters there.
-        settings: for the paths.
-        records: where it is told.
-        rank: of this process.
+        settings: config with the paths on the drives.
+        records: writer of the records that report the bytes.
+        rank: rank of this process.
     """
     if states is None and slices is None:
         return None

@@ -10,12 +10,11 @@ been run keeps what it reads. Nothing leaves again: that is for a run with anoth
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor
 
 from ...memory.arena import MOVED
 from ...memory.arenas import Arenas
@@ -25,11 +24,10 @@ from ...mesh.collectives import Collectives
 from ...offload.step.ways import BlockStep
 from ...optim.sharded import ShardOptimizer
 from ...zero.params.publisher import publish
-from ...zero.units.unit import Arrival, ParamUnit
-from ..memory_queries import HeldMemory
-from ..sharded_model import ShardedModel
-from ..step import UpdateAway
-from .residency import Staying
+from ...zero.units.unit import ParamUnit, PendingUpdate
+from ..model.sharded import ShardedModel
+from ..step import DeferredUpdate
+from .residency import ResidencyPolicy
 from .step_watch import ObservedSteps, StepWatch, TimedSteps
 
 #: Arenas of the step on the host, which is made anew.
@@ -44,21 +42,22 @@ class Reconsider(Protocol):
         ...
 
 
-class MovingUpdate:
-    """An `UpdateAway` by way of another, which it replaces once; see [Note: coming back].
+class MigratingUpdate:
+    """A `DeferredUpdate` by way of another, which it replaces once; see [Note: coming back].
 
     Args:
         sharded: the model.
-        optimizer: of the masters.
-        memory: where buffers are reserved.
-        bus: carries masters and states.
+        optimizer: sharded optimizer of the master parameters.
+        memory: arenas that buffers are reserved in.
+        bus: bus that carries masters and optimizer states to the device.
         collectives: the axis that the optimizer is sharded over.
-        make: makes the update of a sharded model, and what watches it.
+        make: function that makes the update of a sharded model, and the `StepWatch` that observes it.
         after: steps before it looks again.
-        reconsider: decides what moves.
+        reconsider: function that decides which units move to the device; see `Reconsider`.
 
     Attributes:
-        moved: told the sharded model when units have moved; for who predicts bytes. None: nobody is.
+        moved: callback that gets the sharded model when units have moved, to predict its bytes anew; None for no
+            callback.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class MovingUpdate:
         bus: Bus,
         collectives: Collectives,
         *,
-        make: Callable[[ShardedModel], tuple[UpdateAway, StepWatch]],
+        make: Callable[[ShardedModel], tuple[DeferredUpdate, StepWatch]],
         after: int,
         reconsider: Reconsider,
     ) -> None:
@@ -81,18 +80,18 @@ class MovingUpdate:
         self._make = make
         self._after: int | None = after
         self._reconsider = reconsider
-        self._host: UpdateAway
+        self._host: DeferredUpdate
         self._host, self._watch = make(sharded)
         self._watch_arrivals()
         self.moved: Callable[[ShardedModel], None] | None = None
 
     @property
     def order(self) -> Sequence[int]:
-        """See `UpdateAway`."""
+        """See `DeferredUpdate`."""
         return self._host.order
 
     def expect(self, coefficient: float | None) -> None:
-        """See `UpdateAway`. After so many steps, one all-reduce of a few numbers, and maybe a move."""
+        """See `DeferredUpdate`. After so many steps, one all-reduce of a few numbers, and maybe a move."""
         reducer = self._sharded.reducer
         is_between = not reducer.has_sums and not reducer.has_unreduced
         if self._after is not None and self._watch.steps >= self._after and is_between:
@@ -103,39 +102,39 @@ class MovingUpdate:
         """Reconsiders now, and not again; between steps, of which one has been seen whole. Every rank must call.
 
         Args:
-            held_bytes: of arenas on the device.
+            held_bytes: bytes of the arenas on the device.
         """
         self._after = None
         stays = self._reconsider(self._sharded.units, self._watch.observed(), held_bytes=held_bytes)
-        coming = [unit for unit, one in zip(self._sharded.units, stays, strict=True) if one and unit.is_away]
+        coming = [unit for unit, one in zip(self._sharded.units, stays, strict=True) if one and unit.steps_on_host]
         if coming:
             self._bring(coming)
 
     def leave_out(self) -> None:
-        """See `UpdateAway`."""
+        """See `DeferredUpdate`."""
         self._host.leave_out()
 
     def begin(self, coefficient: float, unused: Collection[str] = ()) -> None:
-        """See `UpdateAway`."""
+        """See `DeferredUpdate`."""
         self._watch.begins()
         with self._watch.waiting():
             self._host.begin(coefficient, unused)
 
     def share_ahead(self) -> float | None:
-        """See `UpdateAway`."""
+        """See `DeferredUpdate`."""
         return self._host.share_ahead()
 
     def settle(self) -> None:
-        """See `UpdateAway`."""
+        """See `DeferredUpdate`."""
         with self._watch.waiting():
             self._host.settle()
 
     def buffers(self) -> list[Tensor]:
-        """See `UpdateAway`."""
+        """See `DeferredUpdate`."""
         return self._host.buffers()
 
     def close(self) -> None:
-        """See `UpdateAway`."""
+        """See `DeferredUpdate`."""
         self._host.close()
 
     @torch.no_grad()
@@ -156,8 +155,8 @@ class MovingUpdate:
                 self._copy(unit.master, master_N)
             moved[unit.index] = (master_N, sums(numel))
         for unit in units:
-            unit.is_away = False
-            unit.arrival = None
+            unit.steps_on_host = False
+            unit.pending_update = None
         self._optimizer.take_over(moved, self._memory, self._copy)
         for unit in units:
             unit.grad_sum = moved[unit.index][1]
@@ -178,8 +177,8 @@ class MovingUpdate:
 
     def _watch_arrivals(self) -> None:
         for unit in self._sharded.units:
-            if unit.arrival is not None:
-                unit.arrival = _WatchedArrival(unit.arrival, self._watch)
+            if unit.pending_update is not None:
+                unit.pending_update = _WatchedUpdate(unit.pending_update, self._watch)
 
     def _arena(self, name: str) -> Callable[[int], Tensor]:
         device = self._sharded.units[0].device
@@ -196,24 +195,25 @@ class MovingUpdate:
 
 def moving_update(
     sharded: ShardedModel,
-    staying: Staying,
+    staying: ResidencyPolicy,
     optimizer: ShardOptimizer,
     memory: Arenas,
     bus: Bus,
-    on_host: Callable[..., UpdateAway],
-) -> MovingUpdate:
+    on_host: Callable[..., DeferredUpdate],
+) -> MigratingUpdate:
     """Returns the update of an engine that looks again after `offload_placement.remeasure_after` updates.
 
     Args:
         sharded: the model.
-        staying: decides what stays, and what comes.
-        optimizer: of the masters.
-        memory: where buffers are reserved.
-        bus: carries masters and states.
-        on_host: makes the update of a sharded model, given also what counts its time as `timed`.
+        staying: rule that decides which units stay on the device, and which come there later.
+        optimizer: sharded optimizer of the master parameters.
+        memory: arenas that buffers are reserved in.
+        bus: bus that carries masters and optimizer states to the device.
+        on_host: function that makes the update of a sharded model; its argument `timed` wraps the `BlockStep` to count
+            its time.
     """
 
-    def make(sharded: ShardedModel) -> tuple[UpdateAway, StepWatch]:
+    def make(sharded: ShardedModel) -> tuple[DeferredUpdate, StepWatch]:
         found: list[TimedSteps] = []
 
         def timed(steps: BlockStep) -> BlockStep:
@@ -225,7 +225,7 @@ def moving_update(
 
     after = sharded.settings.zero_optimization.offload_placement.remeasure_after
     assert after is not None, "somebody asked for it"
-    return MovingUpdate(
+    return MigratingUpdate(
         sharded,
         optimizer,
         memory,
@@ -237,42 +237,24 @@ def moving_update(
     )
 
 
-def tell_prediction(engine: HeldMemory, optimizer: optim.Optimizer | None) -> Callable[[ShardedModel], None]:
-    """Returns what tells an engine the bytes to expect once units have moved; it keeps no engine alive.
+class _WatchedUpdate:
+    """A `PendingUpdate` whose waits are counted."""
 
-    Args:
-        engine: that reports them.
-        optimizer: whose states come with the units.
-    """
-    weakly = weakref.ref(engine)
-
-    def tell(sharded: ShardedModel) -> None:
-        told = weakly()
-        if told is not None:
-            predicted = sharded.prediction(optimizer)
-            told.expect_state_bytes(predicted.total_bytes(), predicted.host_bytes())
-
-    return tell
-
-
-class _WatchedArrival:
-    """An `Arrival` whose waits are counted."""
-
-    def __init__(self, arrival: Arrival, watch: StepWatch) -> None:
-        self._arrival = arrival
+    def __init__(self, pending: PendingUpdate, watch: StepWatch) -> None:
+        self._pending = pending
         self._watch = watch
 
     def wait(self, index: int) -> None:
         with self._watch.waiting():
-            self._arrival.wait(index)
+            self._pending.wait(index)
 
     def settle(self) -> None:
         with self._watch.waiting():
-            self._arrival.settle()
+            self._pending.settle()
 
 
 class _UpdateHere:
-    """An `UpdateAway` of which nothing is away any more: it is done when it has begun."""
+    """A `DeferredUpdate` of which nothing is away any more: it is done when it has begun."""
 
     def __init__(self, sharded: ShardedModel, optimizer: ShardOptimizer, collectives: Collectives) -> None:
         self._sharded = sharded

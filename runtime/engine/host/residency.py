@@ -28,7 +28,7 @@ from ...mesh.join.groups import ProcessGroupMesh
 from ...mesh.spec import DATA_AXIS
 from ...observe.memory import HostOptimizer, StatePrediction
 from ...offload.place.speeds import measure_buses
-from ...offload.place.tiers import Allowed, Budgets, Buses, ElementBytes, Tier, UnitSize, place
+from ...offload.place.tiers import AllowedTiers, Budgets, Buses, ElementBytes, Tier, UnitSize, place
 from ...precision.policy import DTYPES, PrecisionPolicy
 from ...zero.params.slots import turns_of
 from ...zero.units.plan import ZeroPlan
@@ -50,23 +50,23 @@ _NO_BUDGET = (
 
 
 def looks_again(settings: Config) -> bool:
-    """Whether units may come to the device after some steps, see `Staying.reconsider`."""
+    """Whether units may come to the device after some steps, see `ResidencyPolicy.reconsider`."""
     zero = settings.zero_optimization
     return zero.offload_optimizer.ratio == "auto" and zero.offload_placement.remeasure_after is not None
 
 
-class Staying:
+class ResidencyPolicy:
     """Decides by the config, once units are laid out, and says what came of it where only a part leaves.
 
     Args:
-        model: that the units are of.
+        model: model that the units belong to.
         settings: the config, whose optimizer leaves the device.
         mesh: ranks and device.
         precision: dtypes of parameters and masters.
         states: optimizer states of each element.
-        bus: between device and host.
-        pool: of the host memory that states leave for.
-        say: says something once for the whole job.
+        bus: bus that copies between the device and its host's memory.
+        pool: pool of the host memory that optimizer states move to.
+        say: callback that prints a message once for the whole job, on rank 0.
     """
 
     def __init__(
@@ -124,23 +124,23 @@ class Staying:
 
         Args:
             units: all units.
-            observed: of the steps so far.
-            held_bytes: of arenas on the device.
+            observed: mean times of the steps so far.
+            held_bytes: bytes of the arenas on the device.
         """
         mine = int(self._free_bytes(held_bytes) * _FILLED // self._each)
         least, seconds, waited, stepping = largest(
             [-mine, observed.seconds, observed.waited, observed.stepping],
             collectives=self.collectives,
             device=self._mesh.device,
-            of="room and seconds of steps",
+            label="room and seconds of steps",
         )
         room = -int(least)
         self._say(
             f"dsrun: after {observed.steps} updates: {format_duration(seconds)} each, of which "
             f"{format_duration(waited)} waited for the update; the host stepped for {format_duration(stepping)}"
         )
-        before = [not unit.is_away for unit in units]
-        leaving = [unit for unit in units if unit.is_away]
+        before = [not unit.steps_on_host for unit in units]
+        leaving = [unit for unit in units if unit.steps_on_host]
         come = units_that_stay(
             [unit.layout.shard_numel for unit in leaving], [unit.module is not None for unit in leaving], room
         )
@@ -179,7 +179,7 @@ class Staying:
             [-(one or 0.0) for one in mine],
             collectives=self._mesh.axes[DATA_AXIS],
             device=self._mesh.device,
-            of="room and buses",
+            label="room and buses",
         )
         least = [-one or None for one in found]
         return int(least[0] or 0), Buses(
@@ -288,7 +288,7 @@ class Staying:
             self._bytes_of(),
             Budgets(device=None),
             self._buses,
-            allowed=Allowed((parameters,), ("device", tiers[zero.offload_optimizer.device])),
+            allowed=AllowedTiers((parameters,), ("device", tiers[zero.offload_optimizer.device])),
             micro_batches=self._settings.batch.accumulation_steps,
             staying=stays,
             compute_s=compute_s,

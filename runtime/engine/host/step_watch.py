@@ -20,10 +20,10 @@ class ObservedSteps:
     """Means of some steps, in seconds.
 
     Attributes:
-        steps: how many.
-        seconds: from one update to the next.
-        waited: of these, for the update.
-        stepping: of the processor on ranges, beside everything else.
+        steps: number of steps observed.
+        seconds: mean seconds of a step, from the start of one update to the start of the next.
+        waited: mean seconds of a step spent in waiting for the update; a part of `seconds`.
+        stepping: mean seconds a step that the processor spends on updating ranges, beside everything else.
     """
 
     steps: int
@@ -40,7 +40,7 @@ class TimedSteps:
         clock: seconds now.
 
     Attributes:
-        seconds: so far.
+        seconds: seconds spent in steps so far.
     """
 
     def __init__(self, steps: BlockStep, *, clock: Clock = time.perf_counter) -> None:
@@ -59,7 +59,7 @@ class StepWatch:
     """Watches updates from the first one's beginning on; its own time is that of a few clock reads a step.
 
     Args:
-        timed: counts the seconds of the processor.
+        timed: `BlockStep` that counts the seconds of the processor.
         clock: seconds now.
     """
 

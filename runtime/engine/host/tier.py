@@ -13,8 +13,8 @@ class HostTier:
     """Host memory apart from the device, and the way there.
 
     Attributes:
-        pool: makes memory that copies touch, page-locked where it is to be.
-        bus: carries gradients there and parameters back.
+        pool: pool of host memory that copies read or write, page-locked where the config asks for it.
+        bus: bus that carries gradients to the host and parameters back.
     """
 
     pool: HostPool

@@ -21,7 +21,7 @@ from ...precision.policy import PrecisionPolicy
 from ..compose.optimizer import OptimizerLike
 from .build import host_tier
 from .disk import foreseen_states, states_on_disk, tell_of_drives
-from .residency import Staying, looks_again
+from .residency import ResidencyPolicy, looks_again
 from .tier import HostTier
 
 
@@ -46,7 +46,7 @@ class Tiers:
     host: HostTier | None
     disk: DiskStates | None
     halves: SplitMasters | None
-    residency: Staying | None
+    residency: ResidencyPolicy | None
     moves: bool
 
 
@@ -67,7 +67,7 @@ def open_tiers(
         mesh: ranks and device.
         optimizer: the script's, if it gave one.
         precision: dtypes of parameters and masters.
-        say: says something once for the whole job.
+        say: callback that prints a message once for the whole job, on rank 0.
 
     Raises:
         OffloadError: no file can be made in a path.
@@ -81,7 +81,7 @@ def open_tiers(
     disk = states_on_disk(settings, optimizer, memory, rank=mesh.info.rank)
     residency = None
     if host is not None:
-        residency = Staying(
+        residency = ResidencyPolicy(
             model,
             settings,
             mesh,

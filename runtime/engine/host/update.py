@@ -26,16 +26,16 @@ from ...zero.units.unit import ParamUnit
 
 
 class OffloadedUpdate:
-    """An `UpdateAway`, which brings its units their parameters; see [Note: what goes on behind a step].
+    """A `DeferredUpdate`, which brings its units their parameters; see [Note: what goes on behind a step].
 
     Args:
         units: all trained units.
-        plan: what is sharded: the optimizer at least.
+        plan: plan of what is sharded: at least the optimizer.
         collectives: the axis it is sharded over.
-        reducer: knows in which order forward uses units, on every rank alike.
-        store: told that gathered copies are stale.
+        reducer: gradient reducer, which knows the order in which forward uses the units, the same on every rank.
+        store: parameter store, which is told that gathered copies are stale.
         host: steps their ranges.
-        overlaps: let the update go on behind the step.
+        overlaps: whether the update may go on after the step returns; this also needs stage 3 or a single rank.
         leaving: the units that `host` steps, by the position at which it knows them; the others are stepped on the
             device, and there when `begin` returns: the next forward begins with these. None: all.
     """
@@ -66,18 +66,18 @@ class OffloadedUpdate:
         self._marks: dict[int, Tensor] = {}
         self._is_closed = False
         for unit in units:
-            unit.arrival = _Arrival(host, self.wait)
+            unit.pending_update = _PendingUpdate(host, self.wait)
 
     def expect(self, coefficient: float | None) -> None:
-        """See `UpdateAway`."""
+        """See `DeferredUpdate`."""
         self._host.expect(coefficient)
 
     def leave_out(self) -> None:
-        """See `UpdateAway`."""
+        """See `DeferredUpdate`."""
         self._host.leave_out()
 
     def share_ahead(self) -> float | None:
-        """See `UpdateAway`."""
+        """See `DeferredUpdate`."""
         return None if self._host.ahead is None else self._host.ahead.last_share
 
     @property
@@ -86,7 +86,7 @@ class OffloadedUpdate:
         return self._host.ahead
 
     def begin(self, coefficient: float, unused: Collection[str] = ()) -> None:
-        """See `UpdateAway`: one all-gather a unit at stages 1 and 2; at stage 3 of what is never dropped."""
+        """See `DeferredUpdate`: one all-gather a unit at stages 1 and 2; at stage 3 of what is never dropped."""
         order = forward_order(self._units, self._reducer.canonical_order())
         if not self._overlaps and self._host.ahead is not None:
             # All are waited for here: what backward has let be stepped crosses the bus while the rest is stepped.
@@ -103,7 +103,7 @@ class OffloadedUpdate:
         self._store.invalidate()
         for unit in self._units:
             if unit.writes.has_handed_out and not self._gathers:
-                unit.arrive()  # whoever has an alias of its memory waits for nothing
+                unit.wait_update()  # whoever has an alias of its memory waits for nothing
             if unit.module is None:
                 # Fresh from here on, also for calls that pass the engine by; see `publish`.
                 self._store.acquire(unit)
@@ -111,24 +111,24 @@ class OffloadedUpdate:
 
     @property
     def order(self) -> Sequence[int]:
-        """See `UpdateAway`."""
+        """See `DeferredUpdate`."""
         return [*(unit.index for unit in self._staying), *(self._leaving[n].index for n in self._host.order)]
 
     def wait(self, index: int) -> None:
-        """Returns when what the device is given next finds a unit's new parameters, see `Arrival`."""
+        """Returns when what the device is given next finds a unit's new parameters, see `PendingUpdate`."""
         if index in self._positions:
             self._host.wait(self._positions[index])
 
     def settle(self) -> None:
-        """See `UpdateAway`; what was begun ahead does not count, for checkpoints write past what torch counts."""
+        """See `DeferredUpdate`; what was begun ahead does not count, for checkpoints write past what torch counts."""
         self._host.keep_still()
 
     def buffers(self) -> list[Tensor]:
-        """See `UpdateAway`."""
+        """See `DeferredUpdate`."""
         return self._host.buffers()
 
     def close(self) -> None:
-        """See `UpdateAway`."""
+        """See `DeferredUpdate`."""
         if not self._is_closed:
             self._is_closed = True
             try:
@@ -141,7 +141,7 @@ class OffloadedUpdate:
         pending: list[Pending] = []
         for unit in [*self._staying, *(self._leaving[position] for position in self._host.order)]:
             self.wait(unit.index)
-            pending.append(self._collectives.all_gather(unit.flat_param, unit.shard, of=unit.label))
+            pending.append(self._collectives.all_gather(unit.flat_param, unit.shard, label=unit.label))
         for work in pending:
             work.wait()
 
@@ -161,19 +161,19 @@ class OffloadedUpdate:
             unit.expect_values()
 
 
-class _Arrival:
-    """An `Arrival`: scripts that read or set masters and states let the update be done; see `ahead/step_inputs.py`."""
+class _PendingUpdate:
+    """A `PendingUpdate`: scripts that read or set masters and states wait for it; see `ahead/step_inputs.py`."""
 
     def __init__(self, host: CpuOptimizer, wait: Callable[[int], None]) -> None:
         self._host = host
         self._wait = wait
 
     def wait(self, index: int) -> None:
-        """See `Arrival`."""
+        """See `PendingUpdate`."""
         self._wait(index)
 
     def settle(self) -> None:
-        """See `Arrival`."""
+        """See `PendingUpdate`."""
         self._host.settle()
 
 
@@ -182,7 +182,7 @@ def forward_order(units: Sequence[ParamUnit], canonical: Sequence[ParamUnit]) ->
 
     Args:
         units: all units.
-        canonical: in the order of reductions, the reverse of the first forward; empty before the first backward.
+        canonical: units in the order of reductions, the reverse of the first forward; empty before the first backward.
     """
     ordered = list(reversed(canonical)) if canonical else list(units)
     return [unit.index for unit in sorted(ordered, key=lambda unit: unit.module is not None)]

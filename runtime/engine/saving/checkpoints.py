@@ -1,4 +1,4 @@
-"""What an engine offers of checkpoints: which one is meant, what is let go before it is loaded, where a run goes on.
+"""Checkpoints of an engine: which one is meant, what ends before it is loaded, and where a run goes on.
 
 What goes into one, and in which order, is `persist.py`'s business.
 """
@@ -11,298 +11,231 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
-from torch import optim
-
 from dsrun.checkpoint_files.folder.latest import doubt_of_latest
 from dsrun.checkpoint_files.folder.own_saves import wait_for_own_saves
 from dsrun.checkpoint_files.folder.removal import held
 from dsrun.checkpoint_files.storage.places import Place
 from dsrun.checkpoint_files.storage.registry import place_given
-from dsrun.config.batch import BatchSizes
-from dsrun.config.sections.checkpoint import Checkpoint
-from dsrun.errors import InputError
+from dsrun.contract.heartbeats import HeartbeatWriter
 
-from ...activation.configured import named_generators
-from ...checkpoint.format.policy import SavePolicy
 from ...checkpoint.format.tags import one_tag, tag_text
-from ...checkpoint.memory_copy.restore import Restored
 from ...mesh.agree.all_or_none import all_or_none
-from ..model_guard import Taken
-from ..ownership import note_outcome
-from ..parts import SCRIPT_PHASE, EngineParts
-from ..state import Counters
-from ..step import StepResult
-from .load import Examined, LoadWishes, check_same, examine, take_over
+from ...observe.records import RecordWriter
+from ...protocols import SCRIPT_PHASE
+from ...zero.hooks.modules import UnitHooks
+from ..compose.saving import Saving
+from ..model.guard import ModelGuard
+from ..model.ownership import note_outcome
+from .load import CheckedCheckpoint, LoadOptions, check_same, examine, take_over
+from .memory_copies import CopiesInMemory
 from .persist import save_engine
 from .resume import choose_checkpoint
-from .resume_state import Moment, present_moment
+from .resume_state import LastMoment, ResumeState
+from .run_state import RunState
 
 T = TypeVar("T")
-
-
-def policy_of_saving(section: Checkpoint) -> SavePolicy:
-    """Returns what a config's section says of saving."""
-    return SavePolicy(
-        asynchronous=section.asynchronous,
-        later=section.asynchronous and section.when_copied == "behind",
-        when_busy=section.when_busy,
-        keep_last=section.keep_last,
-        keep_every=section.keep_every,
-        timeout_s=section.timeout,
-        where_tags_differ=section.tag_validation,
-        frozen_by_reference=section.frozen_parameters == "reference",
-    )
+#: A script's `save_dir` or `load_dir`, and its tag.
+Folder = str | os.PathLike[str]
+Tag = str | int | os.PathLike[str]
 
 
 class Checkpoints:
-    """Saves and loads everything that a run needs to go on; every rank must call each method."""
+    """Saves and loads everything that a run needs to go on; every rank must call each method.
 
-    _parts: EngineParts
-    _check_states_here: Callable[[str], None]
-    _counters: Counters
-    _micro_steps_done: int
-    _backward_done: bool
-    _taken: Taken
-    _boundary: bool | None
-    _last: StepResult | None
-    _find_copy: Callable[[Place | None], Restored | None]
-    _moment: Moment | None
-    _batch: BatchSizes
-    optimizer: optim.Optimizer | None
+    Args:
+        run: State that is saved and loaded.
+        saving: Writer of checkpoints, and the checkpoint that a job which was started again goes on from.
+        moment: Random numbers and position in the data since the last update.
+        copies: Copies in memory, which may be newer than a checkpoint.
+        hooks: Hooks of the units, which let go of parameters before a load.
+        guard: Guard of the model, which finds parameters that have been moved.
+        heartbeat: Writer of what this rank does, for the launcher that watches it.
+        records: Writer of records, for saved checkpoints.
+        check_states: Function that refuses a call, named by its argument, while states are offloaded.
+    """
 
-    def save_checkpoint(
+    def __init__(
         self,
-        save_dir: str | os.PathLike[str],
-        tag: str | int | os.PathLike[str] | None = None,
-        client_state: Mapping[str, Any] | None = None,
-        save_latest: bool = True,
-        exclude_frozen_parameters: bool = False,
-    ) -> bool:
-        """Saves everything needed to go on, on any number of ranks and at any stage; every rank must call.
+        run: RunState,
+        saving: Saving,
+        moment: LastMoment,
+        copies: CopiesInMemory,
+        *,
+        hooks: UnitHooks,
+        guard: ModelGuard,
+        heartbeat: HeartbeatWriter,
+        records: RecordWriter,
+        check_states: Callable[[str], None],
+    ) -> None:
+        self._run = run
+        self._saver = saving.saver
+        self._resume = saving.resume
+        self._moment = moment
+        self._copies = copies
+        self._hooks = hooks
+        self._guard = guard
+        self._heartbeat = heartbeat
+        self._records = records
+        self._check_states = check_states
 
-        In the middle of a global batch, what there was after the last update: see [Note: between updates] in
-        `resume_state.py`.
-
-        Unless the config says `checkpoint.asynchronous` false, training goes on while the checkpoint is written:
-        `latest` names it once it is complete, and `wait_for_checkpoint` waits for that. The end of the script does too.
-
-        Args:
-            save_dir: checkpoint folder, shared by all ranks, or an address such as `s3://bucket/run`. None, which
-                DeepSpeed's own call cannot take either, is refused.
-            tag: name inside it; `global_step<N>` by default. Where ranks give different ones, rank 0's is taken, see
-                `checkpoint.tag_validation`.
-            client_state: JSON values and tensors that `load_checkpoint` returns; rank 0's are stored.
-            save_latest: let `latest` name this tag.
-            exclude_frozen_parameters: leave parameters out that are not trained.
-
-        Returns:
-            True.
-
-        Raises:
-            InputError: `save_dir` is None, empty, no path, or an address of nothing.
-            CheckpointError: on every rank, if one rank could not save, or an earlier save has failed since; nothing
-                was published. What goes wrong later is raised by `step`, the next save or load, or `destroy`.
-        """
+    def save(
+        self, save_dir: Folder, tag: Tag | None, client_state: Mapping[str, Any], *, save_latest: bool, frozen: bool
+    ) -> None:
+        """Saves a checkpoint, see `Engine.save_checkpoint`."""
+        run = self._run
         folder = place_given(save_dir, who="save_checkpoint: save_dir")
-        self._parts.heartbeat.beat(phase="save checkpoint")
-        self._check_states_here("engine.save_checkpoint")
-        self._parts.torn.check("engine.save_checkpoint")
-        self._taken.check_memory()
-        if self._parts.step.away is not None:
-            self._parts.step.away.settle()
+        self._heartbeat.beat(phase="save checkpoint")
+        self._check_states("engine.save_checkpoint")
+        run.access.torn.check("engine.save_checkpoint")
+        self._guard.check_memory()
+        run.settle()
         save_engine(
-            self._parts,
-            self._counters,
+            run,
+            self._saver,
+            self._records,
             folder,
             tag=one_tag(
-                f"global_step{self._counters.global_steps}" if tag is None else tag_text(tag),
-                self._parts.collectives,
-                device=self._parts.mesh.device,
-                where_they_differ=self._parts.saver.policy.where_tags_differ,
+                f"global_step{run.progress.counters.global_steps}" if tag is None else tag_text(tag),
+                run.collectives,
+                device=run.mesh.device,
+                where_they_differ=self._saver.policy.where_tags_differ,
             ),
             moment=self._moment_to_save(),
-            client_state=client_state or {},
+            client_state=client_state,
             save_latest=save_latest,
-            frozen=not exclude_frozen_parameters,
+            frozen=frozen,
+            progress=self._heartbeat.beat,
         )
-        self._parts.heartbeat.beat(phase=SCRIPT_PHASE)
-        return True
+        self._heartbeat.beat(phase=SCRIPT_PHASE)
 
-    def _note_moment(self) -> None:
-        """Keeps what a checkpoint needs that is saved before the next update, see [Note: between updates]."""
-        counted = self._boundary is None and self._batch.accumulation_steps == 1
-        self._moment = None if counted else self._present_moment()
-
-    def _moment_to_save(self) -> Moment:
-        if not self._micro_steps_done:
-            return self._present_moment()
-        if self._parts.mesh.info.rank == 0:
+    def _moment_to_save(self) -> ResumeState:
+        steps = self._run.progress.micro_steps_done
+        if steps and self._run.mesh.info.rank == 0:
             print(
-                f"save_checkpoint: the micro steps since the last update ({self._micro_steps_done}) are not in it; "
+                f"save_checkpoint: the micro steps since the last update ({steps}) are not in it; "
                 "a resumed run takes them again",
                 flush=True,
             )
-        return self._present_moment() if self._moment is None else self._moment
+        return self._moment.to_save()
 
-    def _present_moment(self) -> Moment:
-        parts = self._parts
-        return present_moment(
-            self._parts.mesh.device, named_generators(), parts.loader, micro_steps=self._counters.micro_steps
-        )
+    def wait(self) -> None:
+        """Returns when no checkpoint is being written any more, see `Engine.wait_for_checkpoint`."""
+        self._heartbeat.beat(phase="save checkpoint")
+        self._saver.finish(self._heartbeat.beat)
+        self._copies.wait()
+        self._heartbeat.beat(phase=SCRIPT_PHASE)
 
-    def _tell_doubt(self, folder: Place, tag: str) -> None:
-        """Says on rank 0 where `latest` may not name what it was set to."""
-        doubt = doubt_of_latest(folder, tag) if self._parts.mesh.info.rank == 0 else None
-        if doubt is not None:
-            print(f"dsrun: {doubt}; `tag=` loads another one", flush=True)
-
-    def wait_for_checkpoint(self) -> None:
-        """Returns when no checkpoint is being written any more, nor a copy in memory; enters no collective.
+    def check(self) -> None:
+        """Raises what became of a save that went on behind training.
 
         Raises:
-            CheckpointError: the last one could not be saved, and the script was not told so far.
+            CheckpointError: it has failed.
         """
-        self._parts.heartbeat.beat(phase="save checkpoint")
-        self._parts.saver.finish(self._parts.heartbeat.beat)
-        if self._parts.copies is not None:
-            self._parts.copies.wait()
-        self._parts.heartbeat.beat(phase=SCRIPT_PHASE)
+        self._saver.check()
 
-    def load_checkpoint(
-        self,
-        load_dir: str | os.PathLike[str] | None = None,
-        tag: str | int | os.PathLike[str] | None = None,
-        load_module_strict: bool = True,
-        load_optimizer_states: bool = True,
-        load_lr_scheduler_states: bool = True,
-        load_module_only: bool = False,
-        custom_load_fn: None = None,
-        *,
-        missing_ok: bool = False,
-        load_random_state: bool = True,
-    ) -> tuple[str | None, dict[str, Any] | None]:
-        """Loads a checkpoint that any number of ranks saved at any stage; every rank must call.
-
-        Args:
-            load_dir: checkpoint folder or address; may be left out in a job that was started again.
-            tag: name inside it. By default the one that a job which was started again goes on from, if it lies in
-                `load_dir`, else the one that `latest` names.
-            load_module_strict: tensors of the checkpoint that the model does not have are an error.
-            load_optimizer_states: take over optimizer states and hyperparameters.
-            load_lr_scheduler_states: take over the schedule.
-            load_module_only: take over parameters and buffers alone.
-            custom_load_fn: not taken, for it would see a rank's slices.
-            missing_ok: return (None, None) where there is no checkpoint yet, instead of an error.
-            load_random_state: have this process's random numbers go on as well, see `resume_state.py`; the last thing
-                before training, then. On more ranks than there were, new ones draw numbers of their own.
-
-        What this job itself is still writing there, by any engine, is waited for first.
-
-        Where a job that was started again has a copy in memory (`checkpoint.memory_copy`) that is newer than what
-        would be loaded, the first call without `tag` and `load_module_only` goes on from that.
-
-        Returns:
-            the tag's folder, or that of the copy in memory, and the client state it was saved with.
+    def close(self) -> None:
+        """Ends the writer, once the last checkpoint is written.
 
         Raises:
-            InputError: there is nothing to choose by: no `load_dir`, and the job was not started again; or it is an
-                address of nothing.
-            CheckpointError: on every rank, where one of them finds none, or one that is damaged or of another model.
-                Nothing was changed then, and training may go on; unless a file turns out damaged while it is read.
-                After that forward, backward, `step` and saving are refused until a load has succeeded.
+            CheckpointError: it could not be saved, and the script was not told so far.
         """
-        if custom_load_fn is not None:
-            raise InputError(
-                "load_checkpoint: custom_load_fn is given, and parameters may lie in slices",
-                hint="read the weights yourself and pass them to engine.load_module_state_dict",
-            )
-        with ExitStack() as reading:
-            return self._load(
-                load_dir,
-                tag,
-                LoadWishes(
-                    strict=load_module_strict,
-                    optimizer=load_optimizer_states and not load_module_only,
-                    scheduler=load_lr_scheduler_states and not load_module_only,
-                    progress=not load_module_only,
-                    random=load_random_state and not load_module_only,
-                ),
-                reading,
-                module_only=load_module_only,
-                missing_ok=missing_ok,
-            )
+        self._saver.close(self._heartbeat.beat)
 
-    def _load(
+    def load(
         self,
-        load_dir: str | os.PathLike[str] | None,
-        tag: str | int | os.PathLike[str] | None,
-        wishes: LoadWishes,
-        reading: ExitStack,
+        load_dir: Folder | None,
+        tag: Tag | None,
+        options: LoadOptions,
         *,
         module_only: bool,
         missing_ok: bool,
+        wait: Callable[[], None],
     ) -> tuple[str | None, dict[str, Any] | None]:
-        choose = partial(self._choose, load_dir, tag, missing_ok=missing_ok)
-        copy, uses_copies = None, tag is None and not module_only and self._parts.copies is not None
-        chosen = self._together(partial(self._begin_load, choose, any_ok=uses_copies))
-        if uses_copies:
-            copy = self._find_copy(chosen)
+        """Loads a checkpoint, see `Engine.load_checkpoint`.
 
-        def look() -> Examined | None:
+        Args:
+            load_dir: Folder of checkpoints; None in a job that was started again.
+            tag: Name of the checkpoint in it; None for the latest.
+            options: Parts of it that are taken over.
+            module_only: Whether only parameters and buffers are.
+            missing_ok: Whether it may be missing.
+            wait: `wait_for_checkpoint` of the engine, which a script may have wrapped.
+        """
+        choose = partial(self._choose, load_dir, tag, missing_ok=missing_ok)
+        with ExitStack() as reading:
+            return self._load(load_dir, tag, options, reading, choose, wait=wait, module_only=module_only)
+
+    def _load(
+        self,
+        load_dir: Folder | None,
+        tag: Tag | None,
+        options: LoadOptions,
+        reading: ExitStack,
+        choose: Callable[..., Place | None],
+        *,
+        wait: Callable[[], None],
+        module_only: bool,
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        run = self._run
+        copy, uses_copies = None, tag is None and not module_only and self._copies.are_made
+        chosen = self._together(partial(self._begin_load, choose, wait, any_ok=uses_copies))
+        if uses_copies:
+            copy = self._copies.find(chosen)
+
+        def look() -> CheckedCheckpoint | None:
             target = choose() if copy is None else copy.folder
             if target is None:
                 return None
-            self._parts.heartbeat.beat(phase="load checkpoint")
+            self._heartbeat.beat(phase="load checkpoint")
             if copy is None:
                 reading.enter_context(held(target))  # no other job removes it meanwhile
-            return examine(self._parts, target, wishes, copy=None if copy is None else copy.index)
+            return examine(run, target, options, copy=None if copy is None else copy.index)
 
         found = self._together(look)
         if copy is None:
-            check_same(self._parts, found, where=str(load_dir))
+            check_same(run, found, where=str(load_dir))
         if found is None:
             return None, None
-        if copy is None and load_dir is not None and tag is None and found.target != self._parts.resume:
+        if copy is None and load_dir is not None and tag is None and found.target != self._resume:
             self._tell_doubt(found.target.parent, found.target.name)
-        if self._parts.step.away is not None:
-            self._parts.step.away.settle()
+        run.settle()
         # A forward without a backward may still hold parameters, and gradients of before would be added to those after.
-        self._parts.hooks.before_step()
-        self._taken.check_memory()
-        if self._parts.step.writes is not None:
-            self._parts.step.writes.take_over()
-        self._parts.step.reducer.zero()
-        self._micro_steps_done = 0
-        self._backward_done = False
-        take_over(self._parts, self._counters, found)
-        if self._parts.copies is not None and self._last is not None and copy is None and not module_only:
-            self._parts.copies.forget()
-        self._note_moment()
-        note_outcome(self.optimizer, overflow=False, loss_scale=self._parts.loss_scale.value)
-        self._parts.heartbeat.beat(step=self._counters.global_steps, phase=SCRIPT_PHASE)
-        self._parts.mesh.where.at(self._counters.global_steps + 1, 1)
+        self._hooks.before_step()
+        self._guard.check_memory()
+        run.access.writes.take_over()
+        run.sharded.reducer.zero()
+        run.progress.restart_batch()
+        take_over(run, found, progress=self._heartbeat.beat)
+        if run.progress.last is not None and copy is None and not module_only:
+            self._copies.forget()
+        self._moment.note()
+        note_outcome(run.update.optimizer, overflow=False, loss_scale=run.update.loss_scale.value)
+        self._heartbeat.beat(step=run.progress.counters.global_steps, phase=SCRIPT_PHASE)
+        run.mesh.where.at(*run.progress.present_step)
         return str(found.target), found.client_state
 
-    def _choose(
-        self,
-        load_dir: str | os.PathLike[str] | None,
-        tag: str | int | os.PathLike[str] | None,
-        *,
-        missing_ok: bool,
-    ) -> Place | None:
+    def _choose(self, load_dir: Folder | None, tag: Tag | None, *, missing_ok: bool) -> Place | None:
         folder = None if load_dir is None else place_given(load_dir, who="load_checkpoint: load_dir", to="load from")
-        resume = self._parts.resume
+        resume = self._resume
         looked_in = folder if folder is not None else resume
         if looked_in is not None:
-            wait_for_own_saves(looked_in, progress=self._parts.heartbeat.beat)
+            wait_for_own_saves(looked_in, progress=self._heartbeat.beat)
         return choose_checkpoint(folder, None if tag is None else tag_text(tag), resume=resume, missing_ok=missing_ok)
 
-    def _begin_load(self, choose: Callable[..., Place | None], *, any_ok: bool) -> Place | None:
+    def _begin_load(
+        self, choose: Callable[..., Place | None], wait: Callable[[], None], *, any_ok: bool
+    ) -> Place | None:
         """Ends what a load must not meet, and returns the checkpoint on the disk that is meant."""
-        self.wait_for_checkpoint()
-        self._check_states_here("engine.load_checkpoint")
+        wait()
+        self._check_states("engine.load_checkpoint")
         return choose(missing_ok=True) if any_ok else choose()
 
+    def _tell_doubt(self, folder: Place, tag: str) -> None:
+        """Says on rank 0 where `latest` may not name what it was set to."""
+        doubt = doubt_of_latest(folder, tag) if self._run.mesh.info.rank == 0 else None
+        if doubt is not None:
+            print(f"dsrun: {doubt}; `tag=` loads another one", flush=True)
+
     def _together(self, work: Callable[[], T]) -> T:
-        parts = self._parts
-        return all_or_none(work, parts.collectives, device=parts.mesh.device, of="load", where="load_checkpoint")
+        run = self._run
+        return all_or_none(work, run.collectives, device=run.mesh.device, label="load", where="load_checkpoint")

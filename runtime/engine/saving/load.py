@@ -7,7 +7,7 @@ see [Note: a load that fails halfway] in `zero/access/torn.py`. Which checkpoint
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,14 +29,15 @@ from ...mesh.agree.same import largest
 from ...optim.states.histories import names_in
 from ...zero.access.torn import StatePart
 from ...zero.params.publisher import publish
-from ..parts import EngineParts
-from ..state import Counters, parameter_entries, unit_entries, wanted_tensors
+from ..progress import Counters
+from .entries import parameter_entries, unit_entries, wanted_tensors
 from .randomness import RandomState
 from .resume_state import RNG_ROLE, random_names, restore_random, saved_random
+from .run_state import RunState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadWishes:
+class LoadOptions:
     """What is to be taken over besides parameters and buffers.
 
     Attributes:
@@ -55,19 +56,19 @@ class LoadWishes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
+class CheckedCheckpoint:
     """A checkpoint that fits an engine, as far as can be told before its tensors are read.
 
     Attributes:
-        index: of it.
+        index: index of the checkpoint.
         target: the tag's folder.
-        frozen: it has frozen parameters; without, the model's stay as they are.
+        frozen: whether the checkpoint has frozen parameters; if not, the model's frozen ones stay as they are.
         states: optimizer states are taken over.
         schedule: state of the schedule; None where it is not taken over.
-        counters: how far training has come; None where they are not taken over.
-        position: in the data, likewise.
-        random: random numbers of this rank, likewise.
-        client_state: what the script gave.
+        counters: counters of the training progress; None where they are not loaded.
+        position: position in the training data; None where it is not loaded.
+        random: random-number states that this rank goes on from; None where they are not loaded.
+        client_state: client state that the script gave when it saved.
     """
 
     index: Index
@@ -95,15 +96,15 @@ class Examined:
         return replaced
 
 
-def examine(parts: EngineParts, target: Place, wishes: LoadWishes, *, copy: Index | None) -> Examined:
+def examine(run: RunState, target: Place, options: LoadOptions, *, copy: Index | None) -> CheckedCheckpoint:
     """Looks at a checkpoint, and changes nothing; enters no collective.
 
     Files are looked at by one rank each, for their sizes; what is in them is checked when it is read.
 
     Args:
-        parts: whose state it is to replace.
+        run: State that it is to replace.
         target: the tag's folder.
-        wishes: what is to be taken over.
+        options: options that say which state is loaded.
         copy: the index of what this host has of a copy in memory, in `target`; None: a checkpoint is read there.
 
     Raises:
@@ -112,104 +113,106 @@ def examine(parts: EngineParts, target: Place, wishes: LoadWishes, *, copy: Inde
     index = read_index(target) if copy is None else copy
     values = index.values
     frozen = bool(values.get("frozen", True))
-    states = wishes.optimizer and parts.optimizer is not None
+    states = options.optimizer and run.update.optimizer is not None
     if copy is None:
-        check_fit(index, target, wanted_tensors(parts.module, frozen=frozen), strict=wishes.strict)
-        check_sizes(target, index, sorted(index.files)[parts.collectives.rank :: parts.collectives.size])
+        check_fit(index, target, wanted_tensors(run.module, frozen=frozen), strict=options.strict)
+        check_sizes(target, index, sorted(index.files)[run.collectives.rank :: run.collectives.size])
     if states:
-        _check_optimizer(parts, index, target, whole=copy is None)
-    schedule: dict[str, Any] | None = values["scheduler"] if wishes.scheduler and parts.scheduler is not None else None
+        _check_optimizer(run, index, target, whole=copy is None)
+    schedule: dict[str, Any] | None = (
+        values["scheduler"] if options.scheduler and run.update.scheduler is not None else None
+    )
     if schedule is not None:
-        _check_schedule(parts, schedule, target)
+        _check_schedule(run, schedule, target)
         schedule = from_json(schedule["state"])
-    position: dict[str, Any] | None = values["data"] if wishes.progress and parts.loader is not None else None
-    if position is not None and parts.loader is not None:
-        parts.loader.check_state(position)
-    if wishes.progress:
+    position: dict[str, Any] | None = values["data"] if options.progress and run.data.loader is not None else None
+    if position is not None and run.data.loader is not None:
+        run.data.loader.check_state(position)
+    if options.progress:
         Counters().load(values["counters"])
     state = values["client_state"]
     kept = read_whole(index, target, script_state.tensors_in(state), role=script_state.ROLE)
-    return Examined(
+    return CheckedCheckpoint(
         index=index,
         target=target,
         frozen=frozen,
         states=states,
         schedule=schedule,
-        counters=values["counters"] if wishes.progress else None,
+        counters=values["counters"] if options.progress else None,
         position=position,
-        random=_random_numbers(parts, index, target) if wishes.random else None,
+        random=_random_numbers(run, index, target) if options.random else None,
         client_state=dict(script_state.put_together(state, kept)),
     )
 
 
-def check_same(parts: EngineParts, found: Examined | None, *, where: str) -> None:
+def check_same(run: RunState, found: CheckedCheckpoint | None, *, where: str) -> None:
     """Raises where ranks have found different checkpoints; one all-reduce of two numbers.
 
     Args:
-        parts: of the engine.
-        found: this rank's; None where there is none.
-        where: it was looked for, for messages.
+        run: State of this rank.
+        found: checkpoint that this rank has found; None where it has found none.
+        where: folder in which the checkpoint was looked for, for messages.
 
     Raises:
         CheckpointError: on every rank, where they are not the same.
     """
     number = 0.0 if found is None else float(1 + int.from_bytes(_digest(found.index)[:6], "big"))
-    device = parts.mesh.device
-    most, least = largest([number, -number], parts.collectives, device=device, of="checkpoint to load")
+    device = run.mesh.device
+    most, least = largest([number, -number], run.collectives, device=device, label="checkpoint to load")
     if most != -least:
         here = "none" if found is None else f"{found.target} of step {found.index.values['counters']['global_steps']}"
         raise CheckpointError(
-            f"load_checkpoint: the ranks found different checkpoints in {where}: rank {parts.collectives.rank} {here}",
+            f"load_checkpoint: the ranks found different checkpoints in {where}: rank {run.collectives.rank} {here}",
             hint="give every rank the same folder, which all hosts share, and name a tag",
         )
 
 
-def take_over(parts: EngineParts, counters: Counters, found: Examined) -> None:
+def take_over(run: RunState, found: CheckedCheckpoint, *, progress: Callable[[], None]) -> None:
     """Replaces state by what a checkpoint has; every rank must call, with the same one.
 
     Args:
-        parts: whose state is replaced.
-        counters: likewise.
-        found: what `examine` returned.
+        run: State that is replaced.
+        found: checkpoint as `examine` returned it.
+        progress: Function that is called while files are read.
 
     Raises:
         CheckpointError: on every rank, where one could not: what was to be replaced is torn then.
     """
     together = partial(
-        all_or_none, collectives=parts.collectives, device=parts.mesh.device, of="load", where=str(found.target)
+        all_or_none, collectives=run.collectives, device=run.mesh.device, label="load", where=str(found.target)
     )
-    with parts.torn.replacing(found.parts, where=str(found.target)):
+    with run.access.torn.replacing(found.parts, where=str(found.target)):
         sharing = None
-        if parts.collectives.size > 1:
-            sharing = share_blocks(found.index, parts.collectives, device=parts.mesh.device)
-        together(partial(_read_tensors, parts, found, sharing))
-        publish(parts.step.units, parts.step.plan, parts.step.collectives, parts.step.store)
-        for unit in parts.frozen_units:
-            parts.step.store.refresh(unit)
-        together(partial(_take_over_values, parts, counters, found))
+        if run.collectives.size > 1:
+            sharing = share_blocks(found.index, run.collectives, device=run.mesh.device)
+        together(partial(_read_tensors, run, found, sharing, progress=progress))
+        publish(run.units, run.sharded.plan, run.collectives, run.sharded.store)
+        for unit in run.sharded.frozen:
+            run.sharded.store.refresh(unit)
+        together(partial(_take_over_values, run, found))
 
 
-def _take_over_values(parts: EngineParts, counters: Counters, found: Examined) -> None:
+def _take_over_values(run: RunState, found: CheckedCheckpoint) -> None:
     if found.states:
-        parts.step.optimizer.saved.set_options(found.index.values["optimizer"]["groups"])
-        parts.step.optimizer.take_histories(_left_out(found.index))
-        parts.loss_scale.load(found.index.values.get("loss_scale"))
-    if found.schedule is not None and parts.scheduler is not None:
-        parts.scheduler.load_state_dict(found.schedule)
+        run.update.shards.saved.set_options(found.index.values["optimizer"]["groups"])
+        run.update.shards.take_histories(_left_out(found.index))
+        run.update.loss_scale.load(found.index.values.get("loss_scale"))
+    if found.schedule is not None and run.update.scheduler is not None:
+        run.update.scheduler.load_state_dict(found.schedule)
     if found.counters is not None:
-        counters.load(found.counters)
-    if found.position is not None and parts.loader is not None:
-        parts.loader.load_state_dict(found.position)
+        run.progress.counters.load(found.counters)
+    if found.position is not None and run.data.loader is not None:
+        run.data.loader.load_state_dict(found.position)
     if found.random is not None:
-        restore_random(found.random, parts.mesh.info.rank, device=parts.mesh.device, named=named_generators())
+        restore_random(found.random, run.mesh.info.rank, device=run.mesh.device, named=named_generators())
 
 
-def _random_numbers(parts: EngineParts, index: Index, target: Place) -> list[RandomState] | None:
-    names = random_names(parts.mesh.info.rank, index.world_size)
+def _random_numbers(run: RunState, index: Index, target: Place) -> list[RandomState] | None:
+    names = random_names(run.mesh.info.rank, index.world_size)
     # Asked on every rank, of its own names: a checkpoint has the states of all ranks or of none.
     if any(index.find(name, RNG_ROLE) is None for name in names):
         return None
-    return saved_random(read_whole(index, target, names, role=RNG_ROLE), parts.mesh.info.rank, index.world_size)
+    return saved_random(read_whole(index, target, names, role=RNG_ROLE), run.mesh.info.rank, index.world_size)
 
 
 def _digest(index: Index) -> bytes:
@@ -217,21 +220,21 @@ def _digest(index: Index) -> bytes:
     return hashlib.sha256(repr((sorted(index.files.items()), index.values["counters"])).encode()).digest()
 
 
-def _check_optimizer(parts: EngineParts, index: Index, target: Place, *, whole: bool) -> None:
-    saved, mine = index.values["optimizer"]["type"], type(parts.optimizer).__name__
+def _check_optimizer(run: RunState, index: Index, target: Place, *, whole: bool) -> None:
+    saved, mine = index.values["optimizer"]["type"], type(run.update.optimizer).__name__
     hint = "use the same optimizer, or pass load_optimizer_states=False"
     if saved != mine:
         raise CheckpointError(
             f"{target}: its optimizer states are {saved}'s; this run's optimizer is {mine}", hint=hint
         )
-    groups, here = len(index.values["optimizer"]["groups"]), len(parts.step.optimizer.saved.options())
+    groups, here = len(index.values["optimizer"]["groups"]), len(run.update.shards.saved.options())
     if groups != here:
         raise CheckpointError(f"{target}: its optimizer has {groups} groups; this run's has {here}", hint=hint)
     # Of a copy in memory this host has what its ranks need, which who reads it compares.
     without = _without_states(index)
     problems = [
         Problem(f"{target}: no {role} of `{name}`, which was not trained then", hint)
-        for name, role in parts.step.optimizer.saved.wanted_states(index.state_roles())
+        for name, role in run.update.shards.saved.wanted_states(index.state_roles())
         if whole and name not in without and index.find(name, role) is None
     ]
     if problems:
@@ -249,8 +252,8 @@ def _without_states(index: Index) -> set[str]:
     return {name for name in names_in(_left_out(index)) if all(index.find(name, role) is None for role in roles)}
 
 
-def _check_schedule(parts: EngineParts, saved: Mapping[str, Any], target: Place) -> None:
-    mine = type(parts.scheduler).__name__
+def _check_schedule(run: RunState, saved: Mapping[str, Any], target: Place) -> None:
+    mine = type(run.update.scheduler).__name__
     if saved["type"] != mine:
         raise CheckpointError(
             f"{target}: its schedule is a {saved['type']}; this run's is a {mine}",
@@ -258,25 +261,26 @@ def _check_schedule(parts: EngineParts, saved: Mapping[str, Any], target: Place)
         )
 
 
-def _read_tensors(parts: EngineParts, found: Examined, sharing: SharedBlocks | None) -> None:
+def _read_tensors(
+    run: RunState, found: CheckedCheckpoint, sharing: SharedBlocks | None, *, progress: Callable[[], None]
+) -> None:
     """Reads this rank's pieces of parameters, buffers and states to where they stay; `sharing` serves one reading."""
-    step = parts.step
-    whole = not step.plan.shard_optimizer
-    split = [unit for unit in step.units if unit.halves is not None]
+    whole, shards = run.replicated, run.update.shards
+    split = [unit for unit in run.units if unit.halves is not None]
     entries = parameter_entries(
-        parts.module,
-        [unit for unit in step.units if unit.halves is None],
+        run.module,
+        [unit for unit in run.units if unit.halves is None],
         replicated=whole,
         frozen=found.frozen,
-        frozen_units=parts.frozen_units,
+        frozen_units=run.sharded.frozen,
     )
-    saved = step.optimizer.saved if found.states else None
+    saved = shards.saved if found.states else None
     if saved is not None:
-        step.optimizer.cut_as(_left_out(found.index))
+        shards.cut_as(_left_out(found.index))
         roles, without = sorted(found.index.state_roles()), _without_states(found.index)
         entries += saved.loadable_entries(roles, replicated=whole, without=without)
-    several = parts.collectives.size > 1
-    fetch = partial(read, found.index, found.target, others=several, progress=parts.heartbeat.beat)
+    several = run.collectives.size > 1
+    fetch = partial(read, found.index, found.target, others=several, progress=progress)
     fetch(entries, sharing=sharing)
     # What has memory of its own for as long as it is read comes one by one.
     for unit in split:

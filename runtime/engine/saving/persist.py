@@ -6,7 +6,7 @@ Back into an engine it comes by `load.py`.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,123 +21,130 @@ from dsrun.units import format_bytes
 
 from ...checkpoint.format import client_state as script_state
 from ...checkpoint.format.json_values import check_json, to_json
-from ...checkpoint.save.request import Wanted
+from ...checkpoint.save.request import SaveRequest
+from ...checkpoint.save.saver import Saver
 from ...checkpoint.staging.sources import AT_ONCE_BYTES, NO_UNIT
+from ...observe.records import RecordWriter
 from ...optim.states.option_values import plain_option
-from ...protocols import StateEntry
-from ..parts import EngineParts, Scheduler
-from ..state import Counters, frozen_entries, parameter_entries, tied_names
+from ...protocols import Scheduler, StateEntry
+from .entries import frozen_entries, parameter_entries, tied_names
 from .git_state import git_state
-from .resume_state import RNG_ROLE, Moment, random_entries
+from .resume_state import RNG_ROLE, ResumeState, random_entries
+from .run_state import RunState
 
 #: Roles of what is copied at once: forward and the script change it.
 _AT_ONCE = {"buffer", RNG_ROLE, script_state.ROLE}
 
 
 def save_engine(
-    parts: EngineParts,
-    counters: Counters,
+    run: RunState,
+    saver: Saver,
+    records: RecordWriter,
     folder: Place,
     *,
     tag: str,
-    moment: Moment,
+    moment: ResumeState,
     client_state: Mapping[str, Any],
     save_latest: bool,
     frozen: bool,
+    progress: Callable[[], None],
 ) -> None:
-    """Saves; see `Engine.save_checkpoint`."""
-    parts.saver.save(
-        folder,
-        tag,
-        lambda: _wanted(parts, counters, folder / tag, moment, client_state, save_latest=save_latest, frozen=frozen),
-        progress=parts.heartbeat.beat,
-    )
+    """Saves a checkpoint, see `Engine.save_checkpoint`.
+
+    Args:
+        run: State that is saved.
+        saver: Writer of checkpoints.
+        records: Writer of records, for the saved checkpoint.
+        folder: Checkpoint folder.
+        tag: Name of the checkpoint in it.
+        moment: Random numbers and position in the data.
+        client_state: Values and tensors of the script.
+        save_latest: Whether `latest` names this tag.
+        frozen: Whether parameters that are not trained are saved.
+        progress: Function that is called while ranks wait.
+    """
+
+    def wanted() -> SaveRequest:
+        request = _state(
+            run,
+            moment,
+            client_state,
+            frozen=frozen,
+            apart=frozen and saver.policy.frozen_by_reference,
+            stores=run.mesh.info.rank == 0,
+        )
+        tell = partial(_tell, records, folder / tag, run.progress.counters.global_steps)
+        return replace(request, save_latest=save_latest, when_saved=tell)
+
+    saver.save(folder, tag, wanted, progress=progress)
 
 
-def _wanted(
-    parts: EngineParts,
-    counters: Counters,
-    target: Place,
-    moment: Moment,
-    client_state: Mapping[str, Any],
-    *,
-    save_latest: bool,
-    frozen: bool,
-) -> Wanted:
-    apart = frozen and parts.saver.policy.frozen_by_reference
-    stores = parts.mesh.info.rank == 0
-    wanted = _state(parts, counters, moment, client_state, frozen=frozen, apart=apart, stores=stores)
-    return replace(wanted, save_latest=save_latest, when_saved=partial(_tell, parts, target, counters.global_steps))
-
-
-def state_for_memory(parts: EngineParts, counters: Counters, moment: Moment, client_state: Mapping[str, Any]) -> Wanted:
+def state_for_memory(run: RunState, moment: ResumeState, client_state: Mapping[str, Any]) -> SaveRequest:
     """Returns what a copy in memory holds: all that a checkpoint does; tensors of the client state once a host."""
-    stores = parts.mesh.info.local_rank == 0
-    wanted = _state(parts, counters, moment, client_state, frozen=True, apart=False, stores=stores)
-    if parts.optimizer is None:
+    stores = run.mesh.info.local_rank == 0
+    wanted = _state(run, moment, client_state, frozen=True, apart=False, stores=stores)
+    if run.update.optimizer is None:
         return wanted
-    whole = not parts.step.plan.shard_optimizer
-    return replace(wanted, entries=[*wanted.entries, *parts.step.optimizer.saved.leading_scalars(replicated=whole)])
+    scalars = run.update.shards.saved.leading_scalars(replicated=run.replicated)
+    return replace(wanted, entries=[*wanted.entries, *scalars])
 
 
 def _state(
-    parts: EngineParts,
-    counters: Counters,
-    moment: Moment,
+    run: RunState,
+    moment: ResumeState,
     client_state: Mapping[str, Any],
     *,
     frozen: bool,
     apart: bool,
     stores: bool,
-) -> Wanted:
-    step = parts.step
-    rank = parts.mesh.info.rank
-    whole = not step.plan.shard_optimizer
-    if step.writes is not None:
-        step.writes.take_over()
+) -> SaveRequest:
+    update, module, frozen_units = run.update, run.module, run.sharded.frozen
+    rank = run.mesh.info.rank
+    run.access.writes.take_over()
     entries = parameter_entries(
-        parts.module, step.units, replicated=whole, frozen=frozen and not apart, frozen_units=parts.frozen_units
+        module, run.units, replicated=run.replicated, frozen=frozen and not apart, frozen_units=frozen_units
     )
-    entries += [] if parts.optimizer is None else step.optimizer.saved.state_entries(replicated=whole)
+    trains = update.optimizer is not None
+    entries += update.shards.saved.state_entries(replicated=run.replicated) if trains else []
     entries += random_entries(moment.random, rank)
     state, tensors = script_state.take_apart(client_state, stores=stores)
-    left_out = step.optimizer.histories.to_json()
+    left_out = update.shards.histories.to_json()
     values = {
-        "counters": {**counters.to_json(), "micro_steps": moment.micro_steps},
+        "counters": {**run.progress.counters.to_json(), "micro_steps": moment.micro_steps},
         "optimizer": {
-            "type": type(parts.optimizer).__name__,
-            "groups": [] if parts.optimizer is None else step.optimizer.saved.options(),
+            "type": type(update.optimizer).__name__,
+            "groups": update.shards.saved.options() if trains else [],
             **({"left_out": left_out} if left_out else {}),
         },
-        "scheduler": None if parts.scheduler is None else _schedule(parts.scheduler),
-        "loss_scale": parts.loss_scale.to_json(),
+        "scheduler": None if update.scheduler is None else _schedule(update.scheduler),
+        "loss_scale": update.loss_scale.to_json(),
         "data": moment.data,
         "client_state": state,
         "frozen": frozen,
-        "config": parts.config,
+        "config": run.config,
         "versions": {"torch": torch.__version__, "python": platform.python_version(), "dsrun": __version__},
         "git": git_state() if rank == 0 else None,
     }
     check_json(values)
     entries += tensors
-    return Wanted(
+    return SaveRequest(
         entries=entries,
         values=values,
         rank_values={},
-        aliases=tied_names(parts.module, frozen=frozen),
+        aliases=tied_names(module, frozen=frozen),
         save_latest=False,
         when_saved=_nobody,
-        frozen=frozen_entries(parts.module, replicated=whole, frozen_units=parts.frozen_units) if apart else None,
-        units=_units_of(parts, entries),
-        order=[*_next_updates(parts), *(unit.index for unit in parts.frozen_units)],
-        watched=list(parts.module.named_parameters()),
-        on_drive=parts.on_drive,
+        frozen=frozen_entries(module, replicated=run.replicated, frozen_units=frozen_units) if apart else None,
+        units=_units_of(run, entries),
+        order=[*_next_updates(run), *(unit.index for unit in frozen_units)],
+        watched=list(module.named_parameters()),
+        on_drive=run.on_drive,
     )
 
 
-def _units_of(parts: EngineParts, entries: Sequence[StateEntry]) -> list[int | None]:
-    """Returns for each entry the number of the unit whose update changes it; see `Wanted`."""
-    units = {e.name: unit.index for unit in (*parts.step.units, *parts.frozen_units) for e in unit.layout.extents}
+def _units_of(run: RunState, entries: Sequence[StateEntry]) -> list[int | None]:
+    """Returns for each entry the number of the unit whose update changes it; see `SaveRequest`."""
+    units = {e.name: unit.index for unit in (*run.units, *run.sharded.frozen) for e in unit.layout.extents}
     return [
         # Forward changes buffers, and what is small is not worth a wait.
         None
@@ -147,19 +154,19 @@ def _units_of(parts: EngineParts, entries: Sequence[StateEntry]) -> list[int | N
     ]
 
 
-def _next_updates(parts: EngineParts) -> Sequence[int]:
+def _next_updates(run: RunState) -> Sequence[int]:
     """Returns the numbers of units in the order in which the next step will update them."""
-    return range(len(parts.step.units)) if parts.step.away is None else parts.step.away.order
+    return range(len(run.units)) if run.update.away is None else run.update.away.order
 
 
 def _nobody(nbytes: int, seconds: float) -> None:
     """Hears of a copy that is in memory alone."""
 
 
-def _tell(parts: EngineParts, target: Place, step: int, nbytes: int, seconds: float) -> None:
+def _tell(records: RecordWriter, target: Place, step: int, nbytes: int, seconds: float) -> None:
     """Records and prints on rank 0 that a checkpoint is there, in whatever thread has seen it."""
     fields = {"path": absolute(target), "tag": target.name, "step": step}
-    parts.records.write(CHECKPOINT_EVENT, {**fields, "seconds": round(seconds, 6), "bytes": nbytes})
+    records.write(CHECKPOINT_EVENT, {**fields, "seconds": round(seconds, 6), "bytes": nbytes})
     # In one piece: the script may print meanwhile, in its own thread.
     print(f"saved {target} ({format_bytes(nbytes)}, {seconds:.1f} s)\n", end="", flush=True)
 

@@ -40,7 +40,7 @@ class RandomState:
     Attributes:
         host: Python's, numpy's and torch's of the CPU.
         device: state of the default generator of the rank's device, uint8; None where that is the CPU.
-        device_type: of it.
+        device_type: type of the rank's device.
         named: states of the named ones, which live on the accelerator where there is one.
     """
 
@@ -95,7 +95,7 @@ def capture(device: torch.device, named: RngTracker) -> RandomState:
     """Returns the present state of this rank's generators; draws nothing, and waits for no device.
 
     Args:
-        device: of the rank.
+        device: device of the rank.
         named: generators by name.
     """
     return RandomState(
@@ -110,9 +110,9 @@ def restore(state: RandomState, device: torch.device, named: RngTracker) -> None
     """Puts a state back.
 
     Args:
-        state: for this rank, see `adapted`.
-        device: of the rank; its generator, and the named ones, stay as they are where the state is of another kind of
-            device.
+        state: random-number state for this rank, see `adapted`.
+        device: device of the rank; its generator and the named ones stay as they are where the state is of another
+            device type.
         named: generators by name; those that the state does not have stay.
 
     Raises:
@@ -135,7 +135,7 @@ def sources(rank: int, saved: int) -> tuple[int, ...]:
     """Returns the ranks whose states a rank needs, see [Note: random numbers on other ranks].
 
     Args:
-        rank: that is to take a state.
+        rank: rank that takes a state.
         saved: ranks that there were.
     """
     return (rank,) if rank < saved else (rank % saved, 0, min(1, saved - 1))
@@ -145,9 +145,9 @@ def adapted(states: Sequence[RandomState], rank: int, device: torch.device) -> R
     """Returns the state that a rank takes, see [Note: random numbers on other ranks].
 
     Args:
-        states: of the ranks that `sources` names, in its order.
-        rank: that takes it.
-        device: of that rank.
+        states: random-number states of the ranks that `sources` names, in its order.
+        rank: rank that takes the state.
+        device: device of the rank that takes the state.
     """
     if len(states) == 1:
         return states[0]
@@ -170,8 +170,8 @@ def adapted(states: Sequence[RandomState], rank: int, device: torch.device) -> R
     return RandomState._from_json(mine)  # pyright: ignore[reportPrivateUsage]
 
 
-def _seed(state: object, of: str, rank: int) -> int:
-    digest = hashlib.sha256(f"{rank}:{of}:{json.dumps(state, sort_keys=True)}".encode()).digest()
+def _seed(state: object, label: str, rank: int) -> int:
+    digest = hashlib.sha256(f"{rank}:{label}:{json.dumps(state, sort_keys=True)}".encode()).digest()
     return int.from_bytes(digest[:4], "big")
 
 

@@ -17,8 +17,8 @@ def choose_checkpoint(
     Args:
         load_dir: checkpoint folder; None: the one that `resume` lies in.
         tag: name inside it.
-        resume: what a job that was started again goes on from; one that lies outside of `load_dir` is not meant, as
-            where a script loads a base model first.
+        resume: checkpoint that a restarted job goes on from; None in other jobs. Ignored if it lies outside of
+            `load_dir`, as where a script loads a base model first.
         missing_ok: return None where there is no checkpoint yet.
 
     Raises:

@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...activation.configured import named_generators
 from ...activation.recompute.rng import RngTracker
 from ...data.loader import TrainingLoader
 from ...data.stream import StreamLoader
 from ...protocols import StateEntry
+from ..progress import Progress
 from .randomness import RandomState, adapted, capture, restore, sources
 
 #: Role of random-number states in a checkpoint; their names are the ranks' numbers.
@@ -27,13 +29,13 @@ RNG_ROLE = "rng"
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class ResumeState:
     """A moment between two updates, see [Note: between updates].
 
     Attributes:
-        random: of this rank.
+        random: random-number state of this rank.
         data: position of the engine's loader; None where it has none.
-        micro_steps: that were taken.
+        micro_steps: number of micro steps taken so far.
     """
 
     random: RandomState
@@ -43,9 +45,41 @@ class Moment:
 
 def present_moment(
     device: torch.device, named: RngTracker, loader: TrainingLoader | StreamLoader | None, *, micro_steps: int
-) -> Moment:
+) -> ResumeState:
     """Returns this one; 30 us."""
-    return Moment(capture(device, named), None if loader is None else loader.state_dict(), micro_steps)
+    return ResumeState(capture(device, named), None if loader is None else loader.state_dict(), micro_steps)
+
+
+class LastMoment:
+    """The moment of the last update, from which a run goes on, see [Note: between updates].
+
+    Args:
+        device: Device whose random numbers are kept.
+        loader: Loader whose position is kept; None where the engine has none.
+        progress: Counters, and where in the global batch this rank is.
+    """
+
+    def __init__(self, device: torch.device, loader: TrainingLoader | StreamLoader | None, progress: Progress) -> None:
+        self._device = device
+        self._loader = loader
+        self._progress = progress
+        self._noted: ResumeState | None = None
+
+    def note(self) -> None:
+        """Keeps what a checkpoint needs that is saved before the next update."""
+        counted = self._progress.boundary is None and self._progress.answers.gradient_accumulation_steps() == 1
+        self._noted = None if counted else self.present()
+
+    def to_save(self) -> ResumeState:
+        """Returns what was noted last; the present where no micro step was taken since, or nothing was noted."""
+        if not self._progress.micro_steps_done or self._noted is None:
+            return self.present()
+        return self._noted
+
+    def present(self) -> ResumeState:
+        """Returns the present."""
+        steps = self._progress.counters.micro_steps
+        return present_moment(self._device, named_generators(), self._loader, micro_steps=steps)
 
 
 def random_entries(state: RandomState, rank: int) -> list[StateEntry]:
@@ -58,7 +92,7 @@ def random_names(rank: int, saved: int) -> list[str]:
     """Returns the names of the tensors that a rank reads to go on with its random numbers.
 
     Args:
-        rank: that is to go on.
+        rank: rank that goes on.
         saved: ranks that there were.
     """
     return [str(source) for source in dict.fromkeys(sources(rank, saved))]
@@ -68,8 +102,8 @@ def saved_random(found: Mapping[str, Tensor], rank: int, saved: int) -> list[Ran
     """Returns the states that a rank goes on from.
 
     Args:
-        found: what is stored under `random_names`, uint8 on the CPU.
-        rank: of this process.
+        found: tensors stored under the names of `random_names`, uint8 on the CPU.
+        rank: rank of this process.
         saved: ranks that there were.
 
     Raises:
@@ -83,9 +117,9 @@ def restore_random(states: Sequence[RandomState], rank: int, *, device: torch.de
     """Has this rank's generators go on.
 
     Args:
-        states: what `saved_random` returned.
-        rank: of this process.
-        device: of the rank.
+        states: random-number states that `saved_random` returned.
+        rank: rank of this process.
+        device: device of the rank.
         named: generators by name.
 
     Raises:

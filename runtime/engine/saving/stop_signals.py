@@ -31,7 +31,7 @@ class StopSignals:
     """Notes signals from `install` to `remove`; what they meant before, they mean again for a second wish.
 
     Args:
-        names: which ones, of `NAMES`.
+        names: names of the signals to note, each one of `NAMES`.
         is_wanted: whether somebody still acts on them; where not, they mean what they meant before.
         clock: monotonic seconds.
 

@@ -20,16 +20,16 @@ _TOLD_BYTES = 1024
 T = TypeVar("T")
 
 
-def all_or_none(work: Callable[[], T], collectives: Collectives, *, device: torch.device, of: str, where: str) -> T:
+def all_or_none(work: Callable[[], T], collectives: Collectives, *, device: torch.device, label: str, where: str) -> T:
     """Runs each rank's part and returns what it gave, if all ranks have done theirs.
 
     Enters one all-reduce of two numbers, and where a rank failed one broadcast of 2 KiB.
 
     Args:
-        work: this rank's part; it enters no collective.
+        work: function that does this rank's part; it enters no collective.
         collectives: the axis; every rank must call.
-        device: where the collectives' tensors live.
-        of: what is attempted, for who watches a rank wait for the others' parts.
+        device: device of the collectives' tensors.
+        label: name of the work that is attempted, shown to observers while a rank waits for the others' parts.
         where: thing that is worked on, which begins messages.
 
     Raises:
@@ -45,13 +45,13 @@ def all_or_none(work: Callable[[], T], collectives: Collectives, *, device: torc
         error = raised
     size, rank = collectives.size, collectives.rank
     told = torch.tensor([0, 1] if error is None else [size - rank, 0], dtype=torch.int64, device=device)
-    collectives.all_reduce(told, op="max", of=f"{of} outcome").wait()
-    with collectives.reading(f"{of} outcome"):
+    collectives.all_reduce(told, op="max", label=f"{label} outcome").wait()
+    with collectives.reading(f"{label} outcome"):
         place, any_done = told.tolist()
     if not place:
         return result  # pyright: ignore[reportReturnType]  (`work` has returned it)
     first = size - place
-    message, hint = tell_error(error, first, collectives, device=device, of=of) if size > 1 else ("", "")
+    message, hint = tell_error(error, first, collectives, device=device, label=label) if size > 1 else ("", "")
     if error is None:
         raise CheckpointError(f"{where}: rank {first}: {message}", hint=hint or None)
     if isinstance(error, CheckpointError) or (isinstance(error, DsrunError) and not any_done):
@@ -60,22 +60,22 @@ def all_or_none(work: Callable[[], T], collectives: Collectives, *, device: torc
 
 
 def tell_error(
-    error: Exception | None, first: int, collectives: Collectives, *, device: torch.device, of: str
+    error: Exception | None, first: int, collectives: Collectives, *, device: torch.device, label: str
 ) -> tuple[str, str]:
     """Returns the message and the hint of one rank's error on every rank; one broadcast of 2 KiB.
 
     Args:
-        error: this rank's, if it has one.
+        error: this rank's error; None where it has none.
         first: the rank whose error is meant.
         collectives: the axis; every rank must call.
-        device: where the collectives' tensors live.
-        of: what was attempted, for who watches a rank wait.
+        device: device of the collectives' tensors.
+        label: name of the work that was attempted, shown to observers while a rank waits.
     """
     texts = [_words(error), _hint(error)] if collectives.rank == first and error is not None else ["", ""]
     told = b"".join(text.encode("utf-8", "replace")[:_TOLD_BYTES].ljust(_TOLD_BYTES, b"\0") for text in texts)
     row = torch.tensor(list(told), dtype=torch.uint8, device=device)
-    collectives.broadcast(row, source=first, of=f"{of} error").wait()
-    with collectives.reading(f"{of} error"):
+    collectives.broadcast(row, source=first, label=f"{label} error").wait()
+    with collectives.reading(f"{label} error"):
         text = bytes(row.tolist())
     message, hint = (part.rstrip(b"\0").decode("utf-8", "replace") for part in (text[:_TOLD_BYTES], text[_TOLD_BYTES:]))
     return message, hint

@@ -29,14 +29,14 @@ def check_agreement(facts: Mapping[str, object], collectives: Collectives, *, de
     Args:
         facts: name of a fact to a value that JSON can hold, see `differences`; the same names on every rank.
         collectives: the axis to compare over; every rank must call.
-        device: where the collectives' tensors live.
+        device: device of the collectives' tensors.
 
     Raises:
         ModelError: naming each fact that differs, the ranks that differ in it, and the first place with both values.
     """
     texts = [json.dumps(value, sort_keys=True).encode() for value in facts.values()]
     digests = b"".join(hashlib.sha256(text).digest() for text in texts)
-    everyone = _gather(digests, collectives, device=device, of="model and config digests")
+    everyone = _gather(digests, collectives, device=device, label="model and config digests")
     table = [[row[32 * number :][:32] for number in range(len(texts))] for row in everyone]
     differences: list[str] = []
     told: set[tuple[str, ...]] = set()
@@ -58,20 +58,20 @@ def check_agreement(facts: Mapping[str, object], collectives: Collectives, *, de
 
 def _differences(name: str, mine: bytes, collectives: Collectives, *, device: torch.device) -> dict[str, list[str]]:
     """Returns where ranks differ from rank 0 in one fact, and which; ranks that differ alike are named together."""
-    of = f"what {name} is on rank 0"
+    label = f"what {name} is on rank 0"
     length = torch.tensor([len(mine)], dtype=torch.int64, device=device)
-    collectives.broadcast(length, source=0, of=of).wait()
-    with collectives.reading(of):
+    collectives.broadcast(length, source=0, label=label).wait()
+    with collectives.reading(label):
         numel = int(length.item())
     text = torch.zeros(numel, dtype=torch.uint8, device=device)
     if collectives.rank == 0:
         text.copy_(torch.tensor(list(mine), dtype=torch.uint8))
-    collectives.broadcast(text, source=0, of=of).wait()
-    with collectives.reading(of):
+    collectives.broadcast(text, source=0, label=label).wait()
+    with collectives.reading(label):
         first = bytes(text.tolist())
     found = first_difference(json.loads(first), json.loads(mine))
     words = "" if found is None else _words(found)
-    told = _gather(words.encode()[:_TOLD_BYTES].ljust(_TOLD_BYTES, b"\0"), collectives, device=device, of=of)
+    told = _gather(words.encode()[:_TOLD_BYTES].ljust(_TOLD_BYTES, b"\0"), collectives, device=device, label=label)
     ranks: dict[str, list[str]] = {}
     for rank, row in enumerate(told):
         difference = row.rstrip(b"\0").decode("utf-8", "replace")
@@ -85,27 +85,27 @@ def _words(found: Difference) -> str:
     return f"{path}is {found.first} on rank 0 and {found.second} there"
 
 
-def _gather(mine: bytes, collectives: Collectives, *, device: torch.device, of: str) -> list[bytes]:
+def _gather(mine: bytes, collectives: Collectives, *, device: torch.device, label: str) -> list[bytes]:
     """Returns what each rank gave: equally many bytes."""
     shard = torch.tensor(list(mine), dtype=torch.uint8, device=device)
     everyone = torch.empty(shard.numel() * collectives.size, dtype=torch.uint8, device=device)
-    collectives.all_gather(everyone, shard, of=of).wait()
-    with collectives.reading(of):
+    collectives.all_gather(everyone, shard, label=label).wait()
+    with collectives.reading(label):
         return [bytes(row) for row in everyone.view(collectives.size, -1).tolist()]
 
 
-def largest(values: Sequence[float], collectives: Collectives, *, device: torch.device, of: str) -> list[float]:
+def largest(values: Sequence[float], collectives: Collectives, *, device: torch.device, label: str) -> list[float]:
     """Returns the largest that any rank gave of each number, exactly; one all-reduce of 8 bytes a number.
 
     Args:
-        values: this rank's, equally many on every rank.
+        values: this rank's numbers, equally many on every rank.
         collectives: the axis; every rank must call.
-        device: where the collectives' tensors live.
-        of: what is compared, for who watches a rank wait.
+        device: device of the collectives' tensors.
+        label: name of the values that are compared, shown to observers while a rank waits.
     """
     most = torch.tensor(list(values), dtype=torch.float64, device=device)
-    collectives.all_reduce(most, op="max", of=of).wait()
-    with collectives.reading(of):
+    collectives.all_reduce(most, op="max", label=label).wait()
+    with collectives.reading(label):
         return most.tolist()
 
 
@@ -117,14 +117,14 @@ class Failure:
     error: Exception | None
 
 
-def attempt(work: Callable[[], None], collectives: Collectives, *, device: torch.device, of: str) -> Failure | None:
+def attempt(work: Callable[[], None], collectives: Collectives, *, device: torch.device, label: str) -> Failure | None:
     """Runs each rank's part and returns on every rank whether one failed; one all-reduce of one number.
 
     Args:
-        work: this rank's part; it enters no collective.
+        work: function that does this rank's part; it enters no collective.
         collectives: the axis; every rank must call.
-        device: where the collectives' tensors live.
-        of: what is attempted, for who watches a rank wait for the others' parts.
+        device: device of the collectives' tensors.
+        label: name of the work that is attempted, shown to observers while a rank waits for the others' parts.
     """
     error: Exception | None = None
     try:
@@ -132,7 +132,7 @@ def attempt(work: Callable[[], None], collectives: Collectives, *, device: torch
     except Exception as raised:  # whatever it is: the other ranks wait, and the caller raises it
         error = raised
     failed = torch.tensor([-1 if error is None else collectives.rank], dtype=torch.int64, device=device)
-    collectives.all_reduce(failed, op="max", of=f"{of} outcome").wait()
-    with collectives.reading(f"{of} outcome"):
+    collectives.all_reduce(failed, op="max", label=f"{label} outcome").wait()
+    with collectives.reading(f"{label} outcome"):
         rank = int(failed.item())
     return None if rank < 0 else Failure(rank, error)

@@ -27,9 +27,9 @@ class SharedArenas:
     """The shared segments of the ranks of one host, as one rank sees them.
 
     Args:
-        rank: this rank among those of the host.
-        exchange: see `segments.Exchange`.
-        mailbox_bytes: of one buffer that is there from the start, `mailboxes`.
+        rank: number of this rank among the ranks of the host.
+        exchange: function that gives every rank the numbers of all ranks; see `segments.Exchange`.
+        mailbox_bytes: bytes of each rank's buffer in `mailboxes`, which exists from the start.
 
     Raises:
         OSError: no memory can be shared; on every rank.

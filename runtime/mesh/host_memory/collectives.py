@@ -80,7 +80,7 @@ class SharedMemoryCollectives(C10dCollectives):
 
     Args:
         group: the axis; its ranks share a host, see `segments.find_hosts`. Used to set up, not to move data.
-        observer: hears of waits.
+        observer: observer that is told of this rank's waits; None for no observer.
         timeout_s: longest wait for the other ranks.
         where: the step this rank is in: compared with the others', and for errors.
 
@@ -113,7 +113,7 @@ class SharedMemoryCollectives(C10dCollectives):
         assert device.type == "cpu", "ranks share the memory of the CPU"
         return self._arenas.zeros(numel, dtype)
 
-    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, of: str = "") -> Pending:
+    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, label: str = "") -> Pending:
         """See `Collectives`: one copy of each peer's shard."""
         self.traffic.count("all_gather", output_N)
         slices = [own_slice(output_N, rank=peer, size=self.size) for peer in range(self.size)]
@@ -129,16 +129,16 @@ class SharedMemoryCollectives(C10dCollectives):
         shard = shard_S.numel()
         held = [[(peer * shard, (peer + 1) * shard)] for peer in range(self.size)]
         move_pieces: Callable[[], None] = lambda: self._spread_pieces(output_N, held)  # noqa: E731
-        return self._run("all_gather", of, shard_S, move, move_pieces, meanwhile=place_own)
+        return self._run("all_gather", label, shard_S, move, move_pieces, meanwhile=place_own)
 
-    def reduce_scatter(self, buffer_N: Tensor, *, of: str = "") -> Pending:
+    def reduce_scatter(self, buffer_N: Tensor, *, label: str = "") -> Pending:
         """See `Collectives`: each rank reads its slice of every buffer."""
         self.traffic.count("reduce_scatter", buffer_N)
         shard = own_slice(buffer_N, rank=0, size=self.size).numel()
         spans = [(peer * shard, (peer + 1) * shard) for peer in range(self.size)]
-        return self.fold(buffer_N, spans, _sum_into(buffer_N, "sum"), collective="reduce_scatter", of=of)
+        return self.fold(buffer_N, spans, _sum_into(buffer_N, "sum"), collective="reduce_scatter", label=label)
 
-    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", of: str = "") -> Pending:
+    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", label: str = "") -> Pending:
         """See `Collectives`: each rank reduces one slice and then reads the others'; all of it where that is little."""
         self.traffic.count("all_reduce", buffer_N)
         reduce = _sum_into(buffer_N, op)
@@ -162,15 +162,17 @@ class SharedMemoryCollectives(C10dCollectives):
                 self._turnstile.meet()
 
         nbytes = buffer_N.numel() * buffer_N.element_size()
-        return self._run(f"all_reduce {op}", of, buffer_N, move if nbytes > _SMALL_BYTES else move_pieces, move_pieces)
+        return self._run(
+            f"all_reduce {op}", label, buffer_N, move if nbytes > _SMALL_BYTES else move_pieces, move_pieces
+        )
 
-    def broadcast(self, buffer_N: Tensor, *, source: int, of: str = "") -> Pending:
+    def broadcast(self, buffer_N: Tensor, *, source: int, label: str = "") -> Pending:
         """See `Collectives`: every other rank copies the source's buffer."""
         self.traffic.count("broadcast", buffer_N)
         held: list[list[Span]] = [[(0, buffer_N.numel())] if peer == source else [] for peer in range(self.size)]
-        return self.spread(buffer_N, held, collective=f"broadcast from {source}", of=of)
+        return self.spread(buffer_N, held, collective=f"broadcast from {source}", label=label)
 
-    def _exchange(self, output_M: Tensor, input_N: Tensor, parts: PartNumels, of: str) -> Pending:
+    def _exchange(self, output_M: Tensor, input_N: Tensor, parts: PartNumels, label: str) -> Pending:
         """Makes one copy of each part; see `CountedAllToAll`.
 
         Raises:
@@ -205,7 +207,7 @@ class SharedMemoryCollectives(C10dCollectives):
                     piece.copy_(box[self.rank * numel : self.rank * numel + piece.numel()])
                 self._turnstile.meet()
 
-        return self._run("all_to_all", of, input_N, move, move_pieces, compare_bytes=not parts.are_given)
+        return self._run("all_to_all", label, input_N, move, move_pieces, compare_bytes=not parts.are_given)
 
     def barrier(self) -> None:
         """See `Collectives`."""
@@ -230,17 +232,17 @@ class SharedMemoryCollectives(C10dCollectives):
             self._observer.leave(time.perf_counter() - started_s)
 
     def fold(
-        self, buffer_N: Tensor, spans: Sequence[Span], fold: Fold, *, collective: str, of: str, piece_numel: int = 0
+        self, buffer_N: Tensor, spans: Sequence[Span], fold: Fold, *, collective: str, label: str, piece_numel: int = 0
     ) -> Pending:
         """Gives each rank its span of the buffers of all ranks, see [Note: fold and spread].
 
         Args:
             buffer_N: flat, of one length on all ranks.
-            spans: of each rank, in rank order.
-            fold: called for each piece of this rank's span in ascending order; may write that piece of `buffer_N`, and
-                reads the others only until it returns.
-            collective: what this is part of.
-            of: what is moved.
+            spans: span of each rank, in rank order.
+            fold: function called for each piece of this rank's span in ascending order; may write that piece of
+                `buffer_N`, and reads the others only until it returns.
+            collective: name of the collective that this fold is a part of.
+            label: name of the data that is moved.
             piece_numel: elements of a piece, across whose end no call reaches; 0: whole spans where the buffers are
                 shared.
         """
@@ -264,16 +266,16 @@ class SharedMemoryCollectives(C10dCollectives):
                     fold(start, end, [box[at : at + end - start] for box in boxes])
                 self._turnstile.meet()
 
-        return self._run(collective, of, buffer_N, move, move_pieces)
+        return self._run(collective, label, buffer_N, move, move_pieces)
 
-    def spread(self, buffer_N: Tensor, held: Sequence[Sequence[Span]], *, collective: str, of: str) -> Pending:
+    def spread(self, buffer_N: Tensor, held: Sequence[Sequence[Span]], *, collective: str, label: str) -> Pending:
         """Fills this rank's buffer with the spans that other ranks hold, see [Note: fold and spread].
 
         Args:
             buffer_N: flat, of one length on all ranks.
-            held: by rank, the spans whose values its buffer has; no two overlap.
-            collective: what this is part of.
-            of: what is moved.
+            held: spans of the buffer that each rank has the values of, in rank order; no two spans overlap.
+            collective: name of the collective that this spread is a part of.
+            label: name of the data that is moved.
         """
 
         def move() -> None:
@@ -281,7 +283,7 @@ class SharedMemoryCollectives(C10dCollectives):
                 for start, end in held[peer]:
                     buffer_N[start:end].copy_(theirs[start:end])
 
-        return self._run(collective, of, buffer_N, move, lambda: self._spread_pieces(buffer_N, held))
+        return self._run(collective, label, buffer_N, move, lambda: self._spread_pieces(buffer_N, held))
 
     def _spread_pieces(self, buffer_N: Tensor, held: Sequence[Sequence[Span]]) -> None:
         boxes = self._boxes(buffer_N.dtype)
@@ -319,7 +321,7 @@ class SharedMemoryCollectives(C10dCollectives):
     def _run(
         self,
         collective: str,
-        of: str,
+        label: str,
         buffer: Tensor,
         move: Callable[[], None],
         move_pieces: Callable[[], None],
@@ -330,17 +332,18 @@ class SharedMemoryCollectives(C10dCollectives):
         """Runs one collective, see [Note: two meetings].
 
         Args:
-            collective: what it is; all ranks say the same.
-            of: what it moves; likewise.
-            buffer: what the others read, or write.
-            move: does it where the buffers of all ranks are shared.
-            move_pieces: does it through the mailbox.
-            meanwhile: what this rank has to do that needs no other, done before it waits for them.
+            collective: name of the collective, the same on all ranks.
+            label: name of the data that the collective moves, the same on all ranks.
+            buffer: this rank's buffer, which the other ranks read or write.
+            move: function that does the collective's work where the buffers of all ranks are shared.
+            move_pieces: function that does the collective's work in pieces, through the mailbox.
+            meanwhile: function for work that needs no other rank, run before this rank waits for the others; None for
+                no such work.
             compare_bytes: the buffers of all ranks are of one size.
         """
         if self._moved is not None:
             self.settle(self._moved)
-        name = wait_name(collective, of)
+        name = wait_name(collective, label)
         self._observer.enter(name)
         started_s = time.perf_counter()
         place, offset = self._arenas.locate(buffer)

@@ -25,7 +25,7 @@ def find_hosts(exchange: Exchange) -> list[list[int]]:
     They have one kernel, one name space of processes and one user.
 
     Args:
-        exchange: see `Exchange`; one round.
+        exchange: function that gives every rank the numbers of all ranks, see `Exchange`; called once.
     """
     try:
         with open(_BOOT_ID, "rb") as file:
@@ -46,7 +46,7 @@ def share_memory(nbytes: int, exchange: Exchange) -> list[mmap.mmap]:
 
     Args:
         nbytes: size of each, above 0; the same on every rank.
-        exchange: see `Exchange`; two rounds.
+        exchange: function that gives every rank the numbers of all ranks, see `Exchange`; called twice.
 
     Returns:
         the segments of all ranks in rank order, zeroed, mapped for reading and writing.

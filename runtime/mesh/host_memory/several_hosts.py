@@ -10,7 +10,7 @@ a host finish in the order in which they began. Legs of the network do not wait 
 stand behind a reduction.
 
 [Note: tags] Sends carry a tag made of the collective, what it moves, its length and the step. Ranks in different ones
-never exchange data: they wait in vain, and then tell each other where they are, see `whereabouts`.
+never exchange data: they wait in vain, and then tell each other where they are, see `mesh/last_positions.py`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Begun:
     """A collective whose network leg is under way.
 
     Attributes:
-        owner: where it stands in a queue.
+        owner: collectives that have this one in their queue.
         finish: the rest of it.
         is_over: whether that was done.
     """
@@ -78,7 +78,7 @@ class HierarchicalCollectives(C10dCollectives):
 
     Args:
         group: the axis, over Gloo.
-        observer: hears of waits.
+        observer: observer that is told of this rank's waits; None for no observer.
         hosts: ranks of the axis by host, each rank once, ascending in each host; the same on every rank.
         timeout_s: longest wait for the other ranks.
         where: the step this rank is in.
@@ -120,31 +120,31 @@ class HierarchicalCollectives(C10dCollectives):
         """See `Collectives`: memory that the peers of this host read where it is."""
         return self._inside.zeros(numel, dtype=dtype, device=device)
 
-    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, of: str = "") -> Pending:
+    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, label: str = "") -> Pending:
         """See `Collectives`: each shard goes to each other host once."""
         self.traffic.count("all_gather", output_N)
         mine = own_slice(output_N, rank=self.rank, size=self.size)
         if mine.data_ptr() != shard_S.data_ptr():
             mine.copy_(shard_S)
-        return self._begin("all_gather", of, lambda name: self._gather(output_N, self._slices(output_N), name))
+        return self._begin("all_gather", label, lambda name: self._gather(output_N, self._slices(output_N), name))
 
-    def reduce_scatter(self, buffer_N: Tensor, *, of: str = "") -> Pending:
+    def reduce_scatter(self, buffer_N: Tensor, *, label: str = "") -> Pending:
         """See `Collectives`: each rank adds up its slice of all buffers."""
         self.traffic.count("reduce_scatter", buffer_N)
         return self._begin(
-            "reduce_scatter", of, lambda name: self._reduce(buffer_N, self._slices(buffer_N), "sum", name)
+            "reduce_scatter", label, lambda name: self._reduce(buffer_N, self._slices(buffer_N), "sum", name)
         )
 
-    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", of: str = "") -> Pending:
+    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", label: str = "") -> Pending:
         """See `Collectives`: each rank reduces a span, which is then gathered; all of it where that is little."""
         self.traffic.count("all_reduce", buffer_N)
-        return self._begin(f"all_reduce {op}", of, lambda name: self._all_reduce(buffer_N, op, name))
+        return self._begin(f"all_reduce {op}", label, lambda name: self._all_reduce(buffer_N, op, name))
 
-    def broadcast(self, buffer_N: Tensor, *, source: int, of: str = "") -> Pending:
+    def broadcast(self, buffer_N: Tensor, *, source: int, label: str = "") -> Pending:
         """See `Collectives`: once to each other host, and there to all."""
         self.traffic.count("broadcast", buffer_N)
         spans = [(0, buffer_N.numel() if rank == source else 0) for rank in range(self.size)]
-        return self._begin(f"broadcast from {source}", of, lambda name: self._gather(buffer_N, spans, name))
+        return self._begin(f"broadcast from {source}", label, lambda name: self._gather(buffer_N, spans, name))
 
     def barrier(self) -> None:
         """See `Collectives`."""
@@ -170,15 +170,16 @@ class HierarchicalCollectives(C10dCollectives):
             first.is_over = True
             self._queue.popleft()
 
-    def _begin(self, collective: str, of: str, begin: Callable[[str], Callable[[], None]]) -> Pending:
+    def _begin(self, collective: str, label: str, begin: Callable[[str], Callable[[], None]]) -> Pending:
         """Starts the network leg of a collective, see [Note: two legs].
 
         Args:
-            collective: what it is.
-            of: what it moves.
-            begin: given the name of both, starts the leg, and returns what finishes the collective.
+            collective: name of the collective, such as `all_gather`.
+            label: name of the data that the collective moves.
+            begin: function that gets the name made of `collective` and `label`, starts the network leg, and returns the
+                function that finishes the collective.
         """
-        name = wait_name(collective, of)
+        name = wait_name(collective, label)
         finish = begin(name)
 
         def observed() -> None:
@@ -210,7 +211,7 @@ class HierarchicalCollectives(C10dCollectives):
 
         def finish() -> None:
             self._wait_for(messages, name)
-            self._inside.spread(buffer_N, held, collective=name, of="").wait()
+            self._inside.spread(buffer_N, held, collective=name, label="").wait()
 
         return finish
 
@@ -255,7 +256,7 @@ class HierarchicalCollectives(C10dCollectives):
 
         def finish() -> None:
             mine = [spans[rank] for rank in self._here]
-            self._inside.fold(buffer_N, mine, fold, collective=name, of="", piece_numel=numel).wait()
+            self._inside.fold(buffer_N, mine, fold, collective=name, label="", piece_numel=numel).wait()
             self._wait_for(sent, name)
 
         return finish

@@ -47,12 +47,12 @@ class Notice:
     """What a rank says of the collective it is in.
 
     Attributes:
-        kind: tells collectives apart; ranks of one collective have the same.
-        step: that the rank is in; 0 before the first.
-        nbytes: of the buffer.
+        kind: number that tells collectives apart; ranks in the same collective have the same one.
+        step: optimizer step that the rank is in; 0 before the first one.
+        nbytes: size of the buffer in bytes.
         place: number of the shared segment where its data lies; -1 if it lies elsewhere.
-        offset: in that segment, bytes.
-        micro_step: of the step.
+        offset: byte offset of the data in the shared segment `place`.
+        micro_step: micro step that the rank is in, within the step.
         text: the collective in words, for errors; on a second line, what is odd about the rank, see `Where`.
     """
 
@@ -82,7 +82,7 @@ class Turnstile:
 
     Args:
         segments: memory of all ranks in rank order, `turnstile_bytes` each, zeroed.
-        rank: this rank.
+        rank: number of this rank among those of the turnstile.
         processes: ids of all ranks' processes.
         names: ranks of the job, for errors.
         timeout_s: longest wait for the others.

@@ -47,7 +47,7 @@ def backend_of(parts: Mapping[str, str], *, has_gpu: Callable[[], bool]) -> Back
     """Returns what training goes by in a group that the script has joined: NCCL where the group has it, and a GPU.
 
     Args:
-        parts: of the group, see `compat.backends_of`.
+        parts: backend of the group for each device type; see `compat.backends_of`.
         has_gpu: whether torch sees a GPU; asked only where it matters.
 
     Raises:
@@ -70,8 +70,8 @@ def idle_gpus_text(parts: Mapping[str, str], *, gpus: int) -> str:
     """Returns the warning to a script that joined by Gloo alone where there are GPUs, and never said that it meant it.
 
     Args:
-        parts: of its group.
-        gpus: that torch sees.
+        parts: backend of the script's group for each device type.
+        gpus: number of GPUs that torch sees.
     """
     idle = "GPUs are idle" if gpus > 1 else "GPU is idle"
     return (

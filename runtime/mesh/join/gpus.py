@@ -68,9 +68,9 @@ def claim_gpu(store: Store, gpu: str, info: RankInfo, *, host: str | None = None
 
     Args:
         store: the job's.
-        gpu: see `gpu_name`.
-        info: this rank.
-        host: that the GPU is in; None: this one. NCCL too compares GPUs of one host only.
+        gpu: name of the GPU, as `gpu_name` returns it.
+        info: this rank's place in the job.
+        host: name of the host that has the GPU; None: this host. NCCL too compares GPUs of one host only.
 
     Raises:
         InputError: another rank has said so before.

@@ -59,7 +59,7 @@ class _Use:
 
     Attributes:
         joined_by: the backend by which `join` made it; None: the script did.
-        groups: that its meshes share.
+        groups: process groups that the meshes on this default group share.
         meshes: those on it, each by its `where`, and what it has of `groups`.
         last_leave: destroys it at exit, where that may wait for other ranks.
         is_kept: the script uses it beside its meshes, and destroys it if it likes.
@@ -85,7 +85,7 @@ class ProcessGroupMesh:
     Attributes:
         spec: the grid.
         info: this process's place in the job.
-        device: where this rank's tensors live.
+        device: device of this rank's tensors.
         backend: the collectives' library.
         axes: collectives of this rank along each axis.
         where: the step this rank is in, as errors of all axes name it.
@@ -103,11 +103,11 @@ def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: f
     """Joins torch.distributed's default group; every rank of the job must call. Does nothing where one exists.
 
     Args:
-        info: this process's place; a lone process needs no address.
+        info: this process's place in the job; a lone process needs no address.
         backend: library for collectives.
-        device: this rank's device.
-        timeout_s: how long to wait for the other ranks, here and in each later collective.
-        nonce: what the launcher left in this job's store; None where it leaves nothing, as torchrun does.
+        device: device of this rank.
+        timeout_s: seconds to wait for the other ranks, here and in each later collective.
+        nonce: mark that the launcher left in this job's store; None where a launcher leaves none, as torchrun does.
 
     Raises:
         InputError: another rank has this rank's GPU.
@@ -266,8 +266,8 @@ def make_mesh(
     Args:
         spec: the grid.
         info: this process's place in the job.
-        device: where this rank's tensors live.
-        observer: hears of this rank's waits in collectives.
+        device: device of this rank's tensors.
+        observer: observer that is told of this rank's waits in collectives; None for no observer.
         groups_of_one: a rank that is alone on an axis moves its tensors through a group all the same, which is slower
             and shows what the library does.
 

@@ -28,7 +28,7 @@ class TorchDevices:
 
     Attributes:
         cuda: CUDA version that it was built for; None for another build.
-        hip: ROCm's version likewise.
+        hip: ROCm version that torch was built for; None for another build.
         is_available: `torch.cuda` has a device, which in a build for ROCm is AMD's.
         other: type of a device beside `torch.cuda`'s: `xpu`, `mps`; None without any.
     """
@@ -58,9 +58,9 @@ def has_gpu(
     """Returns whether this rank trains on a GPU where nobody said on what.
 
     Args:
-        seen: what torch sees; asked if None.
+        seen: devices that torch sees; None: torch is asked.
         is_given: whether the kernel shows a GPU of NVIDIA that this process may use; looked for if None.
-        reason: returns torch's words for why it has none; asked if None.
+        reason: function that returns torch's explanation why it has no GPU; None: torch is asked.
 
     Raises:
         InputError: there is an accelerator, and it does not serve: of another maker, or its driver fails.

@@ -37,8 +37,9 @@ class Mail(Protocol):
         """Returns when all parcels have come and gone.
 
         Args:
-            sends: at most one for a rank; it receives as many bytes from this one at the same time.
-            receives: at most one from a rank.
+            sends: parcels to send, at most one to each rank; that rank receives as many bytes from this one at the same
+                time.
+            receives: parcels to receive, at most one from each rank.
 
         Raises:
             RuntimeError: another rank is gone, or late.
@@ -54,7 +55,7 @@ class GlooMail:
     """Parcels over Gloo, whatever the default group's backend is; every rank of the job must make one.
 
     Args:
-        timeout_s: how long an exchange waits for another rank.
+        timeout_s: seconds that an exchange waits for another rank.
     """
 
     def __init__(self, *, timeout_s: float) -> None:

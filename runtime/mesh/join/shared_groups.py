@@ -7,6 +7,12 @@ by name. An actor, a critic, a reference and a reward model in one process need 
 the other ranks of the host. So whether a group is there must be the same on every rank at each call: a group goes when
 the last mesh on it was *left*, which all ranks do at one place of the script. A mesh that was dropped instead is freed
 when Python pleases, which differs by rank; its groups stay, and the next mesh gets them.
+
+[Note: Gloo's groups stay] torch names a group that its own ranks make by these ranks and by how many groups there are.
+So one that is made after another was destroyed has its name, and finds its keys in the store: the barrier counts the
+ranks of before, and a rank may connect to an address that nobody listens at any more. It then waits until its time is
+over. A Gloo group holds some sockets and threads and no device memory, so it stays for the next mesh that needs it, and
+ends with the default group.
 """
 
 from __future__ import annotations
@@ -26,9 +32,9 @@ class GroupKey:
     """What two meshes need alike.
 
     Attributes:
-        backend: of the group.
-        purpose: of two communicators of the same ranks, which.
-        ranks: of the job, ascending.
+        backend: backend of the group.
+        purpose: use of the group, since the same ranks may have two communicators: `all`, or `reductions` alone.
+        ranks: ranks of the group, by their numbers in the job, ascending.
     """
 
     backend: Backend
@@ -38,7 +44,7 @@ class GroupKey:
 
 @dataclass(slots=True)
 class _Shared:
-    """A group, None on a rank outside of it, and how many meshes are on it."""
+    """A group, None on a rank outside of it, and how many meshes are on it; none are on a Gloo group that waits."""
 
     group: dist.ProcessGroup | None
     users: int = 0
@@ -48,7 +54,7 @@ class SharedGroups:
     """The groups that meshes of one default group have; see [Note: same on every rank].
 
     Args:
-        timeout_s: how long their collectives wait for the other ranks.
+        timeout_s: seconds that the groups' collectives wait for the other ranks.
     """
 
     def __init__(self, *, timeout_s: float) -> None:
@@ -56,7 +62,8 @@ class SharedGroups:
         self._shared: dict[GroupKey, _Shared] = {}
 
     def __len__(self) -> int:
-        return len(self._shared)
+        """Returns how many groups meshes are on."""
+        return sum(shared.users > 0 for shared in self._shared.values())
 
     def take(self, key: GroupKey) -> dist.ProcessGroup | None:
         """Returns the group, which is made where no mesh has it; every rank of the job must call.
@@ -70,11 +77,15 @@ class SharedGroups:
         return shared.group
 
     def give_back(self, keys: Sequence[GroupKey]) -> None:
-        """Says that one mesh has left these groups, and destroys those that no other is on; every rank must call."""
+        """Says that one mesh has left these groups; every rank must call.
+
+        Those of NCCL that no other mesh is on are destroyed. Those of Gloo wait for another mesh, see [Note: Gloo's
+        groups stay].
+        """
         for key in keys:
             shared = self._shared[key]
             shared.users -= 1
-            if shared.users:
+            if shared.users or key.backend == "gloo":
                 continue
             del self._shared[key]
             if shared.group is not None:

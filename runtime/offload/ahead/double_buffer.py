@@ -23,16 +23,16 @@ from ...optim.structure.runs import Run
 from ..states.host_range import HostRange, part_of
 
 
-class SecondSet:
+class DoubleBuffer:
     """See [Note: two sets].
 
     Args:
-        ranges: of all units, by their number.
+        ranges: ranges of all units, by their number.
         states: foreseen states of one value an element, of each range.
         state_dtype: theirs.
-        copied: makes host memory that copies touch.
-        own: makes host memory of the processor alone.
-        memory: where it is reserved.
+        copied: pool that makes host memory for values that copies read or write.
+        own: pool that makes host memory that the processor alone uses.
+        memory: arenas in which the second set is reserved.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class SecondSet:
         """Returns the memory that a run's state is not in now, as large as the run.
 
         Args:
-            run: of a range.
-            name: of the state.
+            run: run of a range that the state belongs to.
+            name: name of the state.
             now_N: the state, wherever somebody has put it.
         """
         mine_N = self._mine(run, name, now_N)

@@ -29,7 +29,7 @@ from ...optim.structure.runs import Run
 from ..host_gradients import HostGradients
 from ..states.host_range import HostRange, part_of
 from ..states.range_work import BlockStep, RangeWork
-from .double_buffer import SecondSet
+from .double_buffer import DoubleBuffer
 from .step_inputs import RunBefore, kept_options, kept_scalars, run_before, same, taken_over
 
 #: Why a step that was begun ahead was taken again.
@@ -46,8 +46,8 @@ class AheadCounts:
         accepted: steps of which what was stepped ahead counts.
         redone: steps that were taken again, by why.
         elements_ahead: elements whose update was computed before the norm was known, and counts.
-        elements_behind: of the same steps, elements that were not stepped in time.
-        last_share: of the last step, how many of the elements were stepped ahead, and count.
+        elements_behind: number of elements in the accepted steps that were not stepped in time.
+        last_share: share of the last step's elements that were stepped ahead, and count.
     """
 
     accepted: int
@@ -76,13 +76,13 @@ class Speculation:
     """See [Note: a step ahead]. All but `adopt` is called by the thread that trains.
 
     Args:
-        ranges: of all units, by their number.
-        optimizer: whose options and states they are.
-        gradients: tells when they have come.
-        steps: what steps a range.
-        second: where it is written to.
-        submit: gives the thread that steps something to do, behind all that it has.
-        say: told once, where most steps are for nothing.
+        ranges: ranges of all units, by their number.
+        optimizer: optimizer that has the ranges' options and states.
+        gradients: gradients in host memory, which tell when they have come.
+        steps: object that steps a range.
+        second: second set of memory that ranges are stepped to ahead of time.
+        submit: function that gives work to the thread that steps, behind all that it already has.
+        say: function that prints a warning where most of the last steps ahead were for nothing.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Speculation:
         optimizer: ShardOptimizer,
         gradients: HostGradients,
         steps: BlockStep,
-        second: SecondSet,
+        second: DoubleBuffer,
         *,
         submit: Callable[[Callable[[], RangeAhead]], Future[RangeAhead]],
         say: Callable[[str], None],
@@ -160,7 +160,7 @@ class Speculation:
 
         Args:
             coefficient: gradients are multiplied by it.
-            options: of each group, as the step begins.
+            options: options of each group, as the step begins.
         """
         assumption = self._assumption
         self._last_share = 0.0
@@ -187,8 +187,8 @@ class Speculation:
         """Lets a range's step count; in the thread that steps.
 
         Args:
-            index: of the range.
-            ahead: what came of it.
+            index: number of the range.
+            ahead: result of the range's step ahead.
 
         Returns:
             options that the step has set anew, by group. None where somebody has set masters or states since: nothing

@@ -28,8 +28,8 @@ class RunBefore:
     """A run's masters, states and scalars as a step found them, see [Note: versions].
 
     Attributes:
-        versions: of the range's masters, and of the leaf over the run.
-        states: by name, with their versions.
+        versions: version counts of the range's masters, and of the leaf over the run.
+        states: state tensors with their version counts, by name.
         scalars: all other state, as copies.
     """
 

@@ -68,8 +68,8 @@ class AddressSpace:
         """Has bytes of a file be what lies from `start` on, both ways, by way of the page cache, until `empty`.
 
         Args:
-            start: in the space, a multiple of the page.
-            nbytes: of the file.
+            start: first byte in the space, a multiple of the page size.
+            nbytes: number of bytes of the file.
             fd: the file.
             at: byte of the file, a multiple of the page.
         """

@@ -53,12 +53,12 @@ class _Record:
     """Where a record is.
 
     Attributes:
-        address: where its memory begins.
-        nbytes: of it.
-        parts: in order.
+        address: address at which the record's memory begins.
+        nbytes: bytes of the record's memory.
+        parts: parts of the record, in order.
         frame: its memory; None while it is away.
-        coming: reads under way.
-        going: writes under way, after which the frame is free.
+        coming: reads in progress.
+        going: writes in progress, after which the frame is free.
         is_held: somebody uses it.
     """
 
@@ -75,16 +75,16 @@ class DiskRecords:
     """Records that come and go. Methods may be called from several threads; each waits for the other's.
 
     Args:
-        file: gets an extent a part; it is laid down here, and read and written by nobody else.
-        names: of the records, as errors call them.
+        file: file that gets an extent for each part; it is laid out here, and read and written by nobody else.
+        names: names of the records in error messages.
         parts: names and bytes of the parts of each record, in the order of `names`.
-        frames: how many records may be here at once, coming and going ones included.
-        memory: makes the frames' memory, so many bytes of pages that are not page-locked.
+        frames: number of records that may be in memory at once, those on their way to and from the disk included.
+        memory: function that makes the frames' memory: a given number of bytes of pages that are not page-locked.
         read_ahead: `expect` begins to read.
         write_behind: `put_away` does not wait for the disk.
 
     Attributes:
-        frame_memory: that of all frames.
+        frame_memory: memory of all frames.
 
     Raises:
         OffloadError: there is not so much room on the disk.
@@ -129,11 +129,11 @@ class DiskRecords:
         """Returns a flat tensor in a part, whose storage is its bytes alone; it may be used while the record is here.
 
         Args:
-            index: of the record.
+            index: number of the record.
             part: number of the part.
             start: byte of the part at which it begins.
             numel: elements.
-            dtype: of them.
+            dtype: dtype of the elements.
         """
         if numel == 0:
             return torch.empty(0, dtype=dtype)
@@ -177,7 +177,7 @@ class DiskRecords:
         """Lets go of a record's memory, after its changed parts are on the disk.
 
         Args:
-            index: of the record, which was brought.
+            index: number of the record, which must have been brought into memory.
             changed: numbers of the parts that were written to; None: all.
 
         Raises:
@@ -199,7 +199,7 @@ class DiskRecords:
         """Has a record here for as long as the context is open.
 
         Args:
-            index: of the record.
+            index: number of the record.
             changed: numbers of the parts that are written to meanwhile.
         """
         self.bring(index)

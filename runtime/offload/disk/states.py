@@ -27,14 +27,14 @@ class DiskStates:
     """See the module. Masters first, by `reserve` and `admit`; then steps, each between `begin` and `end`.
 
     Args:
-        file: gets the records.
-        memory: where records and what they come into are reserved.
-        states: how many states of one value an element there are to be room for.
+        file: file that gets the records.
+        memory: arenas in which the records' addresses and the frames are reserved.
+        states: number of states with one value per element that there is to be room for.
         frames: records that may be in memory at once.
-        read_ahead: see `DiskRecords`.
-        write_behind: see `DiskRecords`.
-        writes_zeros: write states before the first step makes them, too.
-        form: how states lie.
+        read_ahead: whether records are read before they are needed; see `DiskRecords`.
+        write_behind: whether records are put away without a wait for the disk; see `DiskRecords`.
+        writes_zeros: whether to write states also before the first step makes them.
+        form: format of the states.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class DiskStates:
         """Makes room on the disk for all units.
 
         Args:
-            labels: of the units, for errors.
+            labels: names of the units, for error messages.
             numels: elements of each that this rank updates; at least 1.
             master: dtype of masters.
             state: dtype of optimizer states, where no format of their own says it.

@@ -32,14 +32,14 @@ class DiskShards:
     """A `zero.tier.ShardTier` of a disk, and of host memory for what may stay there.
 
     Args:
-        host: has those that stay.
-        open_file: makes a file.
+        host: store of the slices that stay in host memory.
+        open_file: function that makes a file.
         most_in_memory: elements that may stay.
-        buffers: of the host, for slices on their way.
+        buffers: number of host buffers for slices on their way.
         collectives: the axis the slices lie on.
-        bus: between the device and the host.
-        memory: where buffers are reserved.
-        pool: of the host's memory.
+        bus: bus between the device and the host.
+        memory: arenas in which buffers are reserved.
+        pool: pool that makes the host memory.
     """
 
     def __init__(
@@ -110,10 +110,14 @@ class DiskShards:
             self._coming.popleft()
         return shard
 
-    def gather(self, index: int, flat_N: Tensor, *, of: str) -> Pending:
+    def gather(self, index: int, flat_N: Tensor, *, label: str) -> Pending:
         """See `zero.tier.ShardTier`."""
         slices = self._of.get(index)
-        return self.host.gather(index, flat_N, of=of) if slices is None else slices.gather(index, flat_N, of=of)
+        return (
+            self.host.gather(index, flat_N, label=label)
+            if slices is None
+            else slices.gather(index, flat_N, label=label)
+        )
 
     def write(self, index: int, values_S: Tensor) -> None:
         """See `zero.tier.ShardTier`."""
@@ -161,10 +165,10 @@ class _Slices:
 
     Args:
         tier: theirs.
-        file: gets an extent a slice.
-        names: of the slices, as errors call them.
+        file: file that gets an extent for each slice.
+        names: names of the slices in error messages.
         numels: elements of each slice, in the order in which they are admitted.
-        buffers: of the host, as long as the longest slice.
+        buffers: host buffers for slices on their way, each as long as the longest slice.
     """
 
     def __init__(
@@ -224,10 +228,10 @@ class _Slices:
         self.take(index, landing)
         self._free.append(buffer)
 
-    def gather(self, index: int, flat_N: Tensor, *, of: str) -> Pending:
+    def gather(self, index: int, flat_N: Tensor, *, label: str) -> Pending:
         axis = self._tier.collectives
         mine = own_slice(flat_N, rank=axis.rank, size=axis.size)
-        coming = _FromDisk(self, index, mine, lambda: axis.all_gather(flat_N, mine, of=of))
+        coming = _FromDisk(self, index, mine, lambda: axis.all_gather(flat_N, mine, label=label))
         # One after the other, so that the first to be waited for has a buffer.
         if self._late or not (self._free or (self._busy and self._busy[0][1].query())):
             self._late.append(coming)

@@ -43,10 +43,10 @@ class HostShards:
 
     Args:
         collectives: the axis the slices lie on.
-        bus: between the device and the host.
-        memory: where the slices are reserved, and what new values leave the device through.
-        pool: of the host's memory.
-        device: where parameters are used.
+        bus: bus between the device and the host.
+        memory: arenas for the slices, and for the device buffers through which new values leave.
+        pool: pool that makes the host memory.
+        device: device on which parameters are used.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class HostShards:
         shard = self._shards[index] = self._arena.take(values_S.numel())
         return shard.copy_(values_S)
 
-    def gather(self, index: int, flat_N: Tensor, *, of: str) -> Pending:
+    def gather(self, index: int, flat_N: Tensor, *, label: str) -> Pending:
         """See `zero.tier.ShardTier`."""
         axis = self._collectives
         mine = own_slice(flat_N, rank=axis.rank, size=axis.size)
@@ -101,9 +101,9 @@ class HostShards:
         self._read_by[index] = event
         beside = self.bus.behind(event)
         if beside is None:
-            return _Arriving(self.bus, event, lambda: axis.all_gather(flat_N, mine, of=of))
+            return _Arriving(self.bus, event, lambda: axis.all_gather(flat_N, mine, label=label))
         with beside:
-            gathering = axis.all_gather(flat_N, mine, of=of)
+            gathering = axis.all_gather(flat_N, mine, label=label)
         return _Arriving(self.bus, event, lambda: gathering)
 
     def write(self, index: int, values_S: Tensor) -> None:
@@ -141,9 +141,9 @@ class _Arriving:
     """A buffer on its way: the copy of this rank's slice, and the all-gather that begins behind it.
 
     Args:
-        bus: that carries the slice.
-        event: of that copy.
-        gathering: returns the all-gather, begun at the latest now.
+        bus: bus that carries the slice.
+        event: event at the end of the slice's copy.
+        gathering: function that returns the all-gather, and begins it if it has not begun yet.
     """
 
     def __init__(self, bus: Bus, event: Event, gathering: Callable[[], Pending]) -> None:

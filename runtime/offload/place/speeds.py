@@ -28,11 +28,11 @@ def measure_buses(
     Moves 64 MiB over the bus each way, and with drives 32 MiB to them and back, in a file without a name.
 
     Args:
-        bus: between device and host.
-        pool: makes host memory.
-        device: that computes.
+        bus: bus between device and host.
+        pool: pool that makes the host memory.
+        device: device that computes.
         drives: folders of `nvme_path`; none where nothing goes to a drive.
-        io: how these are read and written.
+        io: settings of reads and writes on the drives; None where drives are not measured.
 
     Raises:
         OffloadError: a folder has no room, or cannot be read or written.

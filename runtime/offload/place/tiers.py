@@ -48,13 +48,14 @@ class ElementBytes:
     """Bytes of an element.
 
     Attributes:
-        parameter: in the format of forward.
-        gradient: as it crosses the bus.
+        parameter: bytes of a parameter in the format of forward.
+        gradient: bytes of a gradient as it crosses the bus.
         master: off the device.
-        master_here: on it; 0 where parameters are the masters there.
+        master_here: bytes of a master on the device; 0 where parameters are the masters there.
         states: all of them.
-        sum: of gradients, beside masters on the device; for all units where micro batches are added up there.
-        adds_up: they are.
+        sum: bytes of a gradient sum, beside masters on the device; for all units where micro batches are added up
+            there.
+        adds_up: whether micro batches are added up on the device.
     """
 
     parameter: int
@@ -81,9 +82,9 @@ class Budgets:
     """Bytes of a rank for what is placed; None: no limit.
 
     Attributes:
-        device: of the device, beyond what it gives with everything away.
-        host: of host memory.
-        disk: of the disk.
+        device: bytes of room on the device, beyond what it needs with everything away; None for no limit.
+        host: bytes of room in host memory; None for no limit.
+        disk: bytes of room on the disk; None for no limit.
     """
 
     device: int | None
@@ -96,11 +97,11 @@ class Buses:
     """Measured speeds of a rank in bytes a second; None: not known, and what uses it is left out of a step's time.
 
     Attributes:
-        out: from the device to host memory.
-        back: from host memory to the device.
-        host: of the processor's step, reads and writes together.
-        disk_read: from the disk.
-        disk_write: to it.
+        out: bytes per second from the device to host memory; None where not known.
+        back: bytes per second from host memory to the device; None where not known.
+        host: bytes per second of the processor's step, reads and writes together; None where not known.
+        disk_read: bytes per second read from the disk; None where not known.
+        disk_write: bytes per second written to the disk; None where not known.
     """
 
     out: float | None = None
@@ -122,7 +123,7 @@ class Buses:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class AllowedTiers:
     """Tiers that each kind may be in, the first one wanted most; the last takes what has no room elsewhere."""
 
     parameters: tuple[Tier, ...] = ("device",)
@@ -134,9 +135,10 @@ class UnitPlace:
     """Where a unit lives between uses.
 
     Attributes:
-        unit: which.
-        parameters: where they are.
-        masters: where they and the optimizer states are, and where gradients go.
+        unit: unit that has this place.
+        parameters: tier of the parameters.
+        masters: tier of the masters and the optimizer states; gradients go to the device if these are there, otherwise
+            to host memory.
     """
 
     unit: UnitSize
@@ -159,7 +161,7 @@ class StepTime:
         back: parameters to the device, after the step.
         stream: parameters to the device, in forward and backward.
         host: the processor's pass over memory.
-        disk: reads and writes.
+        disk: seconds of reads from and writes to the disk.
         first: the part of the host's step before the first unit is back.
     """
 
@@ -271,7 +273,7 @@ def place(
     budgets: Budgets,
     buses: Buses,
     *,
-    allowed: Allowed,
+    allowed: AllowedTiers,
     micro_batches: int = 1,
     compute_s: float | None = None,
     staying: Sequence[bool] | None = None,
@@ -279,14 +281,15 @@ def place(
     """Decides where every unit lives, see [Note: what fills the device].
 
     Args:
-        units: in order of registration.
+        units: units in order of registration.
         bytes_of: an element's bytes.
         budgets: room of each tier; the last tier that is allowed takes the rest, whatever its room.
         buses: speeds; where one is not known, masters come before parameters.
         allowed: tiers of each kind.
-        micro_batches: of one step.
+        micro_batches: number of micro batches of one step.
         compute_s: seconds of forward and backward of a step; None: not known.
-        staying: for each unit whether its masters are on the device, where that is decided already.
+        staying: flag for each unit, whether its masters are on the device, where that is decided already; None where it
+            is not.
     """
     left = _Room(budgets)
     parameters: list[Tier] = []

@@ -18,7 +18,7 @@ from .scratch import Scratch
 _HALVES = (torch.bfloat16, torch.float16)
 
 
-class HeldState(Protocol):
+class StateAccess(Protocol):
     """One state of a range."""
 
     def open(self, start: int, stop: int, scratch: Scratch, name: str) -> Tensor:
@@ -27,8 +27,8 @@ class HeldState(Protocol):
         Args:
             start: first element.
             stop: one past the last.
-            scratch: where they are widened.
-            name: of the scratch memory: one for each state that is open at once.
+            scratch: scratch memory in which the values are widened.
+            name: name of the scratch memory: one for each state that is open at once.
         """
         ...
 
@@ -36,8 +36,8 @@ class HeldState(Protocol):
         """Puts values where they belong.
 
         Args:
-            start: of the first one.
-            values: what `open` returned, or others in its place; not read any more.
+            start: first element of the values.
+            values: values that `open` returned, or others in their place; not read any more afterwards.
         """
         ...
 
@@ -53,17 +53,17 @@ class AsItLies:
         self._values = values_N
 
     def open(self, start: int, stop: int, scratch: Scratch, name: str) -> Tensor:
-        """See `HeldState`."""
+        """See `StateAccess`."""
         return self._values[start:stop]
 
     def close(self, start: int, values: Tensor) -> None:
-        """See `HeldState`."""
+        """See `StateAccess`."""
         part = self._values[start : start + values.numel()]
         if part.data_ptr() != values.data_ptr():
             part.copy_(values)
 
 
-class Rounded:
+class RoundedAccess:
     """A state of 16 bits, rounded to nearest after each step.
 
     Args:
@@ -74,15 +74,15 @@ class Rounded:
         self._values = values_N
 
     def open(self, start: int, stop: int, scratch: Scratch, name: str) -> Tensor:
-        """See `HeldState`."""
+        """See `StateAccess`."""
         return scratch.take(name, stop - start).copy_(self._values[start:stop])
 
     def close(self, start: int, values: Tensor) -> None:
-        """See `HeldState`."""
+        """See `StateAccess`."""
         self._values[start : start + values.numel()].copy_(values)
 
 
-class Coded:
+class CodedAccess:
     """A state in codes with a scale a block.
 
     Args:
@@ -93,29 +93,29 @@ class Coded:
         self._state = state
 
     def open(self, start: int, stop: int, scratch: Scratch, name: str) -> Tensor:
-        """See `HeldState`."""
+        """See `StateAccess`."""
         return self._state.decode(start, stop)
 
     def close(self, start: int, values: Tensor) -> None:
-        """See `HeldState`."""
+        """See `StateAccess`."""
         self._state.encode(start, values)
 
 
-def held_state(work: RangeWork, name: str, *, widens: bool) -> HeldState | None:
+def held_state(work: RangeWork, name: str, *, widens: bool) -> StateAccess | None:
     """Returns a state as a step works on it; None where there is none of that name yet.
 
     Args:
-        work: of the range.
+        work: step of the range as a value: its masters, gradients and states.
         name: the optimizer's.
         widens: the optimizer computes in fp32 whatever the state is in; else a state that its own code has made in
             another dtype is given as it is.
     """
     if name + CODES in work.states:
-        return Coded(coded(name, work.states[name + CODES], work.states[name + SCALES], head=work.head))
+        return CodedAccess(coded(name, work.states[name + CODES], work.states[name + SCALES], head=work.head))
     if name not in work.states:
         return None
     values_N = work.states[name]
-    return Rounded(values_N) if widens and values_N.dtype in _HALVES else AsItLies(values_N)
+    return RoundedAccess(values_N) if widens and values_N.dtype in _HALVES else AsItLies(values_N)
 
 
 def held_names(work: RangeWork) -> list[str]:
@@ -124,18 +124,18 @@ def held_names(work: RangeWork) -> list[str]:
     return [name for name in names if not (name.endswith(SCALES) and name.removesuffix(SCALES) + CODES in work.states)]
 
 
-def made_state(work: RangeWork, name: str, dtype: torch.dtype = torch.float32) -> HeldState:
+def made_state(work: RangeWork, name: str, dtype: torch.dtype = torch.float32) -> StateAccess:
     """Returns a new state of zeros, in the range's format.
 
     Args:
-        work: of the range, which has it from here on.
+        work: step of the range as a value, which has the new state from here on.
         name: the optimizer's.
-        dtype: that the optimizer has it in; another than fp32 is kept as it is.
+        dtype: dtype that the optimizer has the state in; another dtype than fp32 is kept as it is.
     """
     if dtype != torch.float32 or work.form.name == "fp32":
         return AsItLies(work.add_state(name, dtype))
     if not work.form.is_coded:
-        return Rounded(work.add_state(name, work.form.parts[0].dtype))
+        return RoundedAccess(work.add_state(name, work.form.parts[0].dtype))
     codes_N = work.add_state(name + CODES, torch.uint8)
     scales_B = work.add_state(name + SCALES, torch.float32, numel=scale_count(work.head, work.numel))
-    return Coded(coded(name, codes_N, scales_B, head=work.head).clear())
+    return CodedAccess(coded(name, codes_N, scales_B, head=work.head).clear())

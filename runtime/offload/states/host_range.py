@@ -19,13 +19,14 @@ class HostRange:
     """What a rank updates of one unit, in host memory.
 
     Attributes:
-        label: of the unit, for messages.
+        label: name of the unit, for messages.
         runs: parts of it that share a leaf of the optimizer, in order; others, where they are cut between steps.
         master_N: flat, the whole range.
         target_N: compute dtype, [N]: the parameters. On the device, to be reached over the bus, or `stays`.
         stays: the parameters live in host memory, where the step writes them.
-        halves: has the masters, in two halves of which the upper is `target_N`; None: `master_N` has them.
-        sink: takes the parameters from host memory, to where neither is; None: they are in one of both.
+        halves: masters in two halves, of which the upper one is `target_N`; None where `master_N` has the masters.
+        sink: function that takes the parameters from host memory to another place, such as a disk; None where they stay
+            in host memory or go to the device.
     """
 
     label: str

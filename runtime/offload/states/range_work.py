@@ -29,13 +29,14 @@ class RangeWork:
         states: one value an element, [N] each, or its codes and scales; updated in place. Those that the first step
             makes are added, in `form`. What is in fewer bits is fp32 while the step is taken.
         scalars: all other state (the count of steps); entries are replaced or updated in place.
-        options: of the group as they stand when the step begins (lr, betas, ...); the same for all ranges of a step.
+        options: options of the group as they stand when the step begins (lr, betas, ...); the same for all ranges of a
+            step.
         grad_scale: gradients are multiplied by it first, in fp32: the clip coefficient over the loss scale.
         params_out_N: compute dtype, [N]: the new masters, rounded; None: nobody wants them. May be `grads_N`, of which
             each element is read before it is written.
         place: (name, dtype) to a buffer as large as the range asks for, for a tensor of a state that the first step
             makes; None: torch's own memory.
-        form: how states lie that the first step makes.
+        form: format of the states that the first step makes.
         head: elements of the first block of codes that lie before the range; 0 where no state is coded.
         origins: (to, from) pairs of flat tensors, [N] each: a block of the first gets the block of the second before it
             is stepped, and the second stays as it is. Masters and states of a step that may not count.

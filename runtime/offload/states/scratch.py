@@ -16,7 +16,7 @@ class Scratch:
         """Returns a buffer, [numel], holding whatever was left there; the same memory for the same name.
 
         Args:
-            name: what it is for.
+            name: name of the buffer, which says what it is for; the same name gives the same memory.
             numel: elements.
             dtype: always the same for a name.
         """

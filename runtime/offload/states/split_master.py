@@ -50,7 +50,7 @@ class SplitMaster:
         Args:
             start: first element.
             stop: one past the last.
-            scratch: where they are put together.
+            scratch: scratch memory in which the masters are put together.
         """
         master = scratch.take("master", stop - start)
         bits, low = master.view(torch.int32), scratch.take("low half", stop - start, torch.int32)
@@ -67,7 +67,7 @@ class SplitMaster:
         Args:
             start: first element.
             master: fp32; left as it is.
-            scratch: for the distance of the halves.
+            scratch: scratch memory for the distance of the halves.
         """
         stop = start + master.numel()
         high = self.high_N[start:stop].copy_(master)
@@ -89,7 +89,7 @@ def split_master(master_N: Tensor, empty: Callable[[torch.dtype], Tensor] | None
 
     Args:
         master_N: fp32, [N]; left as it is.
-        empty: makes a buffer, [N], of a dtype; None: torch's own memory.
+        empty: function that makes a buffer, [N], of a given dtype; None for torch's own memory.
     """
     high, low = (
         torch.empty_like(master_N, dtype=dtype) if empty is None else empty(dtype)

@@ -67,8 +67,8 @@ class SplitMasters:
     """Places for the lower halves of all units.
 
     Args:
-        memory: where they are reserved.
-        pool: makes host memory.
+        memory: arenas in which the lower halves are reserved.
+        pool: pool that makes the host memory.
     """
 
     def __init__(self, memory: Arenas, pool: HostPool) -> None:

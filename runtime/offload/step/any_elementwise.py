@@ -16,7 +16,7 @@ from torch import Tensor, nn, optim
 from dsrun.errors import DsrunError, ModelError
 
 from ...optim.structure.base import StructuredOptimizer
-from ..states.blockwise import HeldState, held_names, held_state, made_state
+from ..states.blockwise import StateAccess, held_names, held_state, made_state
 from ..states.range_work import RangeWork
 from .blocks import Block, BlockCutter
 from .inner_threads import inner_threads
@@ -32,9 +32,9 @@ class OwnCodeBlocks:
     """Steps ranges by an optimizer's own `step`.
 
     Args:
-        optimizer: whose class and attributes count.
+        optimizer: optimizer that gives its class and attributes.
         cutter: cuts ranges into blocks.
-        threads: that torch's operations use; None: as many as those of the calling thread.
+        threads: number of threads that torch's operations use; None for as many as those of the calling thread.
     """
 
     def __init__(self, optimizer: optim.Optimizer, cutter: BlockCutter, *, threads: int | None) -> None:
@@ -52,7 +52,7 @@ class OwnCodeBlocks:
         widens = work.form.name != "fp32"
         found_here = ((name, held_state(work, name, widens=widens)) for name in held_names(work))
         known = {name: state for name, state in found_here if state is not None}
-        made: dict[str, HeldState] = {}
+        made: dict[str, StateAccess] = {}
         kept: tuple[dict[str, Any], dict[str, Any]] | None = None
         with inner_threads(self._threads):
             for block in self._cutter.blocks(work, list(known.values()), 0, work.numel):
@@ -72,7 +72,7 @@ class OwnCodeBlocks:
         scalars: Mapping[str, Any],
         states: Mapping[str, Tensor],
         work: RangeWork,
-        made: dict[str, HeldState],
+        made: dict[str, StateAccess],
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Steps one block; returns its scalars, and the options that the step has set anew."""
         leaf = nn.Parameter(block.master)
@@ -138,15 +138,15 @@ def _trial(optimizer: optim.Optimizer, group: dict[str, Any], block_numel: int) 
 
 
 def _keep_states(
-    state: dict[str, Any], block: Block, states: Mapping[str, Tensor], work: RangeWork, made: dict[str, HeldState]
+    state: dict[str, Any], block: Block, states: Mapping[str, Tensor], work: RangeWork, made: dict[str, StateAccess]
 ) -> dict[str, Any]:
     """Writes states that do not lie in their place yet to where they belong; returns the scalars.
 
     Args:
         state: the twin's, after its step.
-        block: that was stepped.
+        block: block that was stepped.
         states: those that were there before, as the step had them.
-        work: of the range.
+        work: step of the range as a value: its masters, gradients and states.
         made: those that this step makes, by now.
     """
     scalars: dict[str, Any] = {}

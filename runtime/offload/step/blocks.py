@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...optim.structure.codes import BLOCK
-from ..states.blockwise import HeldState
+from ..states.blockwise import StateAccess
 from ..states.range_work import RangeWork
 from ..states.scratch import Scratch
 
@@ -28,8 +28,8 @@ class Block(NamedTuple):
         start: its first element, in the range.
         master: fp32.
         grad: fp32, scaled; valid until the next block is cut.
-        states: in the order in which they were asked for, fp32 or as the optimizer's own code has made them; written
-            back when the next block is cut.
+        states: states in the order in which they were asked for, fp32 or as the optimizer's own code has made them;
+            written back when the next block is cut.
     """
 
     start: int
@@ -51,13 +51,13 @@ class BlockCutter:
         self._numel = numel
         self.scratch = Scratch()
 
-    def blocks(self, work: RangeWork, states: Sequence[HeldState], first: int, last: int) -> Iterator[Block]:
+    def blocks(self, work: RangeWork, states: Sequence[StateAccess], first: int, last: int) -> Iterator[Block]:
         """Yields the blocks of a part of a range in order; behind each, masters and states are put where they belong.
 
         Args:
             work: the range.
             states: those to be cut.
-            first: of the part, 0 or where a block of codes begins.
+            first: first element of the part: 0, or the start of a block of codes.
             last: one past it.
         """
         numel = min(self._numel, _CODED_NUMEL) if work.form.is_coded else self._numel

@@ -32,7 +32,7 @@ def built_pass(folder: Path | None = None) -> Path | None:
     """Returns the library that was built on a machine like this one, None where there is none.
 
     Args:
-        folder: where builds are kept; None: the user's cache.
+        folder: folder in which builds are kept; None for the user's cache.
     """
     path = _place(folder)
     return path if path.is_file() else None
@@ -42,8 +42,8 @@ def build_pass(folder: Path | None = None, *, compiler: str | None = None) -> Pa
     """Compiles the pass and returns the library; whoever builds at the same moment finds either one whole.
 
     Args:
-        folder: where builds are kept; None: the user's cache.
-        compiler: of C++; None: $CXX, or the first of c++, g++ and clang++ that is there.
+        folder: folder in which builds are kept; None for the user's cache.
+        compiler: C++ compiler; None for $CXX, or the first of c++, g++ and clang++ that is there.
 
     Raises:
         InputError: there is no compiler.
@@ -90,7 +90,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Builds, proves and says where it is; with --remove, removes it.
 
     Args:
-        words: of the command line; None: the process's own.
+        words: words of the command line; None for the process's own.
 
     Returns:
         exit code.

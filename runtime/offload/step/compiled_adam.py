@@ -53,9 +53,10 @@ class CompiledAdam:
     """Steps ranges by the compiled pass; those it has no loop for, as `AdamBlocks` does.
 
     Args:
-        call: what `load_pass` returns.
-        otherwise: for fp16, bf16 states, split masters, steps out of place and ranges with a vector's tail.
-        threads: see `Lanes`.
+        call: compiled function that `load_pass` returns.
+        otherwise: object that steps what the pass has no loop for: fp16, states of 16 or 8 bits, split masters, steps
+            out of place and ranges with a vector's tail.
+        threads: number of threads that share a range; None for as many as torch's operations use; see `Lanes`.
     """
 
     def __init__(self, call: _Call, otherwise: BlockStep, *, threads: int | None) -> None:
@@ -85,7 +86,7 @@ def load_pass(path: Path) -> _Call:
     """Returns the compiled pass of a library, once its bits have been compared with torch's.
 
     Args:
-        path: what `build_pass` has built.
+        path: path of the library that `build_pass` has built.
 
     Raises:
         DsrunError: it cannot be loaded, or has other bits than torch's fused kernel here.

@@ -38,7 +38,7 @@ from ...memory.bus import Bus, Event, make_current
 from ...memory.host_pool import HostPool
 from ...optim.sharded import ShardOptimizer
 from ...optim.states.coded import head_of
-from ..ahead.double_buffer import SecondSet
+from ..ahead.double_buffer import DoubleBuffer
 from ..ahead.speculation import AheadCounts, RangeAhead, Speculation
 from ..host_gradients import HostGradients
 from ..states.host_range import HostRange, part_of
@@ -53,19 +53,21 @@ class CpuOptimizer:
     """See [Note: the step beside].
 
     Args:
-        ranges: of all units, by their number.
-        optimizer: whose options and states they are.
-        gradients: where the ranges' gradients are.
-        steps: what steps a range.
+        ranges: ranges of all units, by their number.
+        optimizer: optimizer that has the ranges' options and states.
+        gradients: gradients of the ranges, in host memory or on their way there.
+        steps: object that steps a range.
         order: numbers of the ranges, as the next forward wants them.
-        bus: between host and device.
-        pool: makes host memory.
-        memory: where it is reserved.
-        cores: that the step may run on; None: all that the process may.
-        keeper: has masters and states where they are not always in memory; None: they are.
-        second: where ranges are stepped ahead; None: none is before the norm is known.
-        say: says something once for the whole job.
-        before_change: called in the thread with the number of a range whose masters and states are about to change.
+        bus: bus between host and device.
+        pool: pool that makes the host memory.
+        memory: arenas in which the step's buffers are reserved.
+        cores: CPU cores that the step may run on; None for all that the process may use.
+        keeper: keeper of masters and states where they are not always in memory; None where they are.
+        second: second set of memory for ranges that are stepped ahead; None where no range is stepped before the norm
+            is known.
+        say: function that prints a message once for the whole job.
+        before_change: callback in the step's thread that gets the number of a range before its masters and states
+            change.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class CpuOptimizer:
         memory: Arenas,
         cores: Sequence[int] | None = None,
         keeper: StateKeeper | None = None,
-        second: SecondSet | None = None,
+        second: DoubleBuffer | None = None,
         say: Callable[[str], None] = print,
         before_change: Callable[[int], None] | None = None,
     ) -> None:

@@ -15,7 +15,7 @@ def inner_threads(count: int | None) -> Generator[None]:
     """Lets operations of this thread use `count` threads; operations of other threads keep theirs.
 
     Args:
-        count: at least 1; None: as many as they use now.
+        count: number of threads, at least 1; None for as many as the thread's operations use now.
     """
     before = torch.get_num_threads()
     if count is None:

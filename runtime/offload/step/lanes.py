@@ -25,8 +25,8 @@ class Lanes:
     """See [Note: lanes]. One range at a time.
 
     Args:
-        count: of lanes, the calling thread's among them; None: as many as torch's operations use in the thread that
-            asks first.
+        count: number of lanes, the calling thread's included; None for as many as torch's operations use in the first
+            thread that asks.
     """
 
     def __init__(self, count: int | None) -> None:

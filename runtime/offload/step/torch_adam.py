@@ -18,7 +18,7 @@ class AdamBlocks:
 
     Args:
         block_numel: elements of a block.
-        threads: see `Lanes`.
+        threads: number of threads that share a range; None for as many as torch's operations use; see `Lanes`.
     """
 
     def __init__(self, block_numel: int, *, threads: int | None) -> None:

@@ -43,11 +43,11 @@ def block_step_for(
     """Returns what steps ranges as an optimizer would, bit for bit.
 
     Args:
-        optimizer: whose arithmetic it is; not stepped, and none of its state is touched.
+        optimizer: optimizer that gives the arithmetic; it is not stepped, and none of its state is touched.
         block_numel: elements of a block, a multiple of 256; None: what was found best.
-        threads: that a step uses; None: as many as torch's operations use in the thread that calls `step`. Where
-            another thread computes meanwhile, give the step cores of its own, and as many threads.
-        compiled: take the compiled pass for Adam where one was built on purpose; see `build_pass`.
+        threads: number of threads of a step; None for as many as torch's operations use in the thread that calls
+            `step`. If another thread computes meanwhile, give the step its own cores, and as many threads.
+        compiled: whether to use the compiled pass for Adam where one was built on purpose; see `build_pass`.
 
     Raises:
         ModelError: the optimizer gives parts of a vector other values than the whole.

@@ -37,8 +37,8 @@ class _Place:
 
     Attributes:
         batches: matrices that the tensor is a batch of (dims before the last two).
-        rows: of each.
-        columns: of each.
+        rows: number of rows of each matrix.
+        columns: number of columns of each matrix.
         first_row: place of the first row's mean; batch by batch.
         first_column: place of the first column's mean; batch by batch.
     """
@@ -55,11 +55,11 @@ class _Tile:
     """Whole or partial rows of a piece: `values` is [batches, rows, columns of them] of the flat piece.
 
     Attributes:
-        offset: where its elements begin in the piece.
+        offset: first element of the tile, counted from the start of the piece.
         shape: (batches, rows, columns).
         row_means: places of its rows' means, batches x rows.
         column_means: places of its columns' means in [batches, columns of the whole matrix].
-        columns: which columns of the matrix.
+        columns: columns of the matrix that the tile has.
     """
 
     offset: int
@@ -74,11 +74,11 @@ class Adafactor(StructuredOptimizer):
 
     Args:
         params: parameters or group dicts.
-        lr: bound on the learning rate, which falls with 1 / sqrt(t).
+        lr: upper bound of the learning rate, which is the smaller of this and 1 / sqrt(t).
         beta2_decay: exponent of the weight of a new squared gradient.
         eps: (bound below on the root; None: fp32's epsilon, bound below on the scale of a tensor).
         d: largest rms of a step before scaling.
-        weight_decay: apart from the gradient.
+        weight_decay: weight decay, applied to the weights directly and not through the gradient.
     """
 
     def __init__(
@@ -170,19 +170,19 @@ class Adafactor(StructuredOptimizer):
         """Adds the squares of this step's gradients to the running means of rows and columns."""
         largest = torch.zeros(len(self._terms), dtype=torch.float64, device=self.device)
         totals = torch.zeros_like(largest)
-        of = "Adafactor's rows and columns"
+        label = "Adafactor's rows and columns"
         for tile, squares_BRC, columns_BC in self._squares(largest):
             rows = largest[tile.row_means]
             torch.maximum(rows, squares_BRC.amax(dim=2).view(-1).double(), out=rows)
             torch.maximum(columns_BC, squares_BRC.amax(dim=1).double(), out=columns_BC)
-        scales = agree(largest, self._terms, self.axis, of=of)
+        scales = agree(largest, self._terms, self.axis, label=label)
         for tile, squares_BRC, columns_BC in self._squares(totals):
             batches, rows, _ = tile.shape
             row_scales = scales[tile.row_means].view(batches, rows, 1)
             totals[tile.row_means] += rounded(squares_BRC, row_scales).sum(dim=2).view(-1)
             column_scales = scales[tile.column_means].view(batches, -1)[:, None, tile.columns]
             columns_BC += rounded(squares_BRC, column_scales).sum(dim=1)
-        means = (finish(totals, largest, scales, self.axis, of=of) / self._terms).float()
+        means = (finish(totals, largest, scales, self.axis, label=label) / self._terms).float()
         for info in self.stepped_tensors:
             place = self._places.get(info.name)
             if place is not None:
@@ -204,7 +204,7 @@ class Adafactor(StructuredOptimizer):
 
     def _rms(self) -> tuple[Tensor, Tensor]:
         """Returns the root mean squares of all tensors, and of their steps before scaling: two fp64 vectors."""
-        of = "Adafactor's norms"
+        label = "Adafactor's norms"
         largest = torch.zeros(self._cells.shape, dtype=torch.float64, device=self.device)
         totals = torch.zeros_like(largest)
         found: list[tuple[int, Tensor]] = []
@@ -215,10 +215,10 @@ class Adafactor(StructuredOptimizer):
                 index = self._index[piece.extent.name]
                 largest[:, index] = torch.maximum(largest[:, index], cells_2C.amax(dim=1).double())
                 found.append((index, cells_2C))
-        scales = agree(largest.view(-1), self._cells.view(-1), self.axis, of=of).view_as(largest)
+        scales = agree(largest.view(-1), self._cells.view(-1), self.axis, label=label).view_as(largest)
         for index, cells_2C in found:
             totals[:, index] += rounded(cells_2C, scales[:, index : index + 1]).sum(dim=1)
-        sums = finish(totals.view(-1), largest.view(-1), scales.view(-1), self.axis, of=of).view_as(largest)
+        sums = finish(totals.view(-1), largest.view(-1), scales.view(-1), self.axis, label=label).view_as(largest)
         weights, steps = (sums / self._numel).sqrt_()
         return weights, steps
 

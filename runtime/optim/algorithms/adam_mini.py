@@ -43,8 +43,8 @@ class AdamMini(StructuredOptimizer):
         params: parameters or group dicts.
         lr: learning rate.
         betas: decay of the running means of gradient and squared gradient.
-        eps: added to the root.
-        weight_decay: apart from the gradient.
+        eps: number added to the square root of the bias-corrected second moment.
+        weight_decay: weight decay, applied to the weights directly and not through the gradient.
         num_heads: query heads of a layer; None: queries and keys are cut into rows, which keeps more state.
         num_kv_heads: key heads of a layer; None: as many.
     """
@@ -67,7 +67,7 @@ class AdamMini(StructuredOptimizer):
 
         Args:
             name: qualified name of the tensor.
-            shape: of the whole tensor.
+            shape: shape of the whole tensor.
 
         Raises:
             ModelError: heads do not divide the rows of a query or key.
@@ -122,11 +122,11 @@ class AdamMini(StructuredOptimizer):
         for run, g_N in squares:
             for blocks, cells_BC in self._cells(run, g_N):
                 largest[blocks] = torch.maximum(largest[blocks], cells_BC.amax(dim=1).double())
-        scales = agree(largest, self._counts, self.axis, of=_OF)
+        scales = agree(largest, self._counts, self.axis, label=_OF)
         for run, g_N in squares:
             for blocks, cells_BC in self._cells(run, g_N):
                 totals[blocks] += rounded(cells_BC, scales[blocks].unsqueeze(1)).sum(dim=1)
-        means = (finish(totals, largest, scales, self.axis, of=_OF) / self._elements).float()
+        means = (finish(totals, largest, scales, self.axis, label=_OF) / self._elements).float()
         for info in self.stepped_tensors:
             first, count = self._first[info.name], info.numel // self._size[info.name]
             decay = self.param_groups[info.group]["betas"][1]

@@ -39,12 +39,12 @@ def update_coded(
     """Takes one step of weights and states in place.
 
     Args:
-        name: of the update: `adam` or `lion`.
+        name: name of the update: `adam` or `lion`.
         p_N: fp32, flat, from the start of a block on.
         g_N: fp32, flat.
         codes: uint8 [N], one or two states.
         scales: fp32, one a block of 256, for each.
-        tables: for each.
+        tables: code table of each state.
         group: hyperparameters, with `step` from 1 on.
 
     Raises:

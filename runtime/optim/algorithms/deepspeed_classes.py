@@ -21,13 +21,13 @@ class FusedAdam(optim.Adam):
     Args:
         params: parameters or group dicts.
         lr: learning rate.
-        bias_correction: must be true.
+        bias_correction: whether to correct the running means for their start at zero; must be true.
         betas: decay of the running means of gradient and squared gradient.
-        eps: added to the denominator.
+        eps: number added to the denominator of the update.
         adam_w_mode: decay weights apart from the gradient.
         weight_decay: weight decay.
-        amsgrad: divide by the largest squared mean so far.
-        set_grad_none: taken for compatibility; gradients are views that the engine zeroes.
+        amsgrad: whether to divide by the largest mean of squared gradients so far.
+        set_grad_none: flag accepted for compatibility, without effect; gradients are views that the engine zeroes.
 
     Raises:
         ModelError: `bias_correction` is false.
@@ -71,13 +71,13 @@ class DeepSpeedCPUAdam(FusedAdam):
     Args:
         model_params: parameters or group dicts.
         lr: learning rate.
-        bias_correction: must be true.
+        bias_correction: whether to correct the running means for their start at zero; must be true.
         betas: decay of the running means of gradient and squared gradient.
-        eps: added to the denominator.
+        eps: number added to the denominator of the update.
         weight_decay: weight decay.
-        amsgrad: divide by the largest squared mean so far.
+        amsgrad: whether to divide by the largest mean of squared gradients so far.
         adamw_mode: decay weights apart from the gradient.
-        fp32_optimizer_states: must be true: states have the masters' dtype.
+        fp32_optimizer_states: whether states are in fp32; must be true, and states have the dtype of the masters.
 
     Raises:
         ModelError: `bias_correction` or `fp32_optimizer_states` is false.
@@ -109,10 +109,10 @@ class DeepSpeedCPUAdagrad(optim.Adagrad):
     Args:
         model_params: parameters or group dicts.
         lr: learning rate.
-        eps: added to the denominator.
-        weight_decay: added to the gradient.
-        amsgrad: must be false.
-        fp32_optimizer_states: taken for compatibility.
+        eps: number added to the denominator of the update.
+        weight_decay: weight decay, added to the gradient.
+        amsgrad: whether to use AMSGrad; must be false, since Adagrad has no such variant.
+        fp32_optimizer_states: flag accepted for compatibility, without effect.
 
     Raises:
         ModelError: `amsgrad` is true.

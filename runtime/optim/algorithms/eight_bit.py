@@ -37,9 +37,9 @@ class CodedOptimizer(StructuredOptimizer):
     Args:
         params: parameters or group dicts.
         defaults: hyperparameters.
-        roles: names of the states; the first has both signs, others are never negative.
+        roles: names of the states; the first has values of both signs, the others are never negative.
         min_8bit_size: tensors of fewer elements keep fp32 states.
-        kernels: see `Kernels`.
+        kernels: kernels of the update: `auto`, `torch` or `bitsandbytes`; see `Kernels`.
     """
 
     #: What bitsandbytes calls the update.
@@ -66,7 +66,7 @@ class CodedOptimizer(StructuredOptimizer):
         Args:
             p_N: weights.
             g_N: gradients; read only.
-            states: in the order of the roles.
+            states: state tensors in the order of the roles.
             group: hyperparameters, with `step` from 1 on.
         """
 
@@ -174,10 +174,10 @@ class Adam8bit(CodedOptimizer):
         params: parameters or group dicts.
         lr: learning rate.
         betas: decay of the running means of gradient and squared gradient.
-        eps: added to the root.
-        weight_decay: apart from the gradient.
+        eps: number added to the square root of the bias-corrected second moment.
+        weight_decay: weight decay, applied to the weights directly and not through the gradient.
         min_8bit_size: tensors of fewer elements keep fp32 states.
-        kernels: see `Kernels`.
+        kernels: kernels of the update: `auto`, `torch` or `bitsandbytes`; see `Kernels`.
     """
 
     update_name = "adam"
@@ -216,9 +216,9 @@ class Lion8bit(CodedOptimizer):
         params: parameters or group dicts.
         lr: learning rate.
         betas: weights of the mean in the step, and in the next mean.
-        weight_decay: apart from the gradient.
+        weight_decay: weight decay, applied to the weights directly and not through the gradient.
         min_8bit_size: tensors of fewer elements keep fp32 states.
-        kernels: see `Kernels`.
+        kernels: kernels of the update: `auto`, `torch` or `bitsandbytes`; see `Kernels`.
     """
 
     update_name = "lion"
@@ -249,9 +249,9 @@ def scales_entry(run: Run, piece: ShardPiece, role: str, scales: Tensor, *, repl
     """Returns the scales of a piece's blocks; two tensors may share a block, and then both have its scale.
 
     Args:
-        run: of the piece.
-        piece: of a tensor.
-        role: of the scales.
+        run: run that contains the piece.
+        piece: piece of a tensor that lies in the run.
+        role: role of the scales in a checkpoint.
         scales: fp32, one a block that the run has elements in.
         replicated: every rank holds them.
     """

@@ -33,9 +33,10 @@ class Lamb(StructuredOptimizer):
         lr: learning rate.
         bias_correction: correct the running means for their start at zero.
         betas: decay of the running means of gradient and squared gradient.
-        eps: added to the root.
+        eps: number added to the square root of the second moment; added under the root with `eps_inside_sqrt`.
         eps_inside_sqrt: add it under the root instead.
-        weight_decay: apart from the gradient, and inside the norm of the step.
+        weight_decay: weight decay, kept apart from the gradient and added to the step, so that it counts in the step's
+            norm.
         max_coeff: largest scale of a tensor's step.
         min_coeff: smallest.
     """
@@ -91,11 +92,11 @@ class Lamb(StructuredOptimizer):
         for run, cells_2C in zip(runs, cells, strict=True):
             for index, first, stop in self._tensors_of(run):
                 largest[:, index] = torch.maximum(largest[:, index], cells_2C[:, first:stop].amax(dim=1).double())
-        scales = agree(largest.view(-1), self._counts.view(-1), self.axis, of=_OF).view_as(largest)
+        scales = agree(largest.view(-1), self._counts.view(-1), self.axis, label=_OF).view_as(largest)
         for run, cells_2C in zip(runs, cells, strict=True):
             for index, first, stop in self._tensors_of(run):
                 totals[:, index] += rounded(cells_2C[:, first:stop], scales[:, index : index + 1]).sum(dim=1)
-        sums = finish(totals.view(-1), largest.view(-1), scales.view(-1), self.axis, of=_OF).view_as(largest)
+        sums = finish(totals.view(-1), largest.view(-1), scales.view(-1), self.axis, label=_OF).view_as(largest)
         weights, steps = sums.sqrt()
         ratios = torch.where((weights > 0) & (steps > 0), weights / steps, torch.ones_like(weights))
         # 3. The step, scaled.

@@ -24,7 +24,7 @@ class Lion(optim.Optimizer):
         params: parameters or group dicts.
         lr: learning rate; a third to a tenth of Adam's, for every element moves by it.
         betas: weights of the mean in the step, and in the next mean.
-        weight_decay: apart from the gradient.
+        weight_decay: weight decay, applied to the weights directly and not through the gradient.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Lion(optim.Optimizer):
         """Takes one step.
 
         Args:
-            closure: computes the loss anew, as torch's optimizers take it.
+            closure: function that computes the loss again, as for torch's optimizers; None for none.
         """
         loss = None
         if closure is not None:

@@ -41,7 +41,7 @@ def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
 
     Args:
         name: qualified name.
-        shape: of the whole tensor.
+        shape: shape of the whole tensor.
     """
     if len(shape) < 2 or prod(shape) == 0:
         return False
@@ -54,8 +54,8 @@ class _Window:
     """Units whose matrices are shared out together.
 
     Attributes:
-        layouts: of the units.
-        starts: where each unit's flat buffer begins in the window's.
+        layouts: layouts of the window's units.
+        starts: first element of each unit's flat buffer in the window's buffer.
         matrices: (tensor, place in the window's buffer, rank that works on it).
     """
 
@@ -76,12 +76,12 @@ class Muon(StructuredOptimizer):
         params: parameters or group dicts.
         lr: learning rate; a schedule moves the rates of matrices and of the rest alike.
         momentum: mu.
-        weight_decay: apart from the gradient, for all tensors.
+        weight_decay: weight decay of all tensors, applied to the weights directly and not through the gradient.
         muon_lr: rate of matrices where `lr` has its first value; None: `lr`.
-        adam_lr: rate of the rest likewise.
+        adam_lr: rate of the tensors that AdamW steps, where `lr` has its first value; None for `lr`.
         betas: decay of AdamW's running means.
-        eps: of AdamW.
-        ns_method: see `orthogonalise`.
+        eps: number added to the denominator of AdamW's update.
+        ns_method: method of orthogonalisation, `standard` or `gram`; see `orthogonalise`.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Muon(StructuredOptimizer):
                 self._advance(run, whole.narrow(0, run.start, run.numel))
             if self.axis is not None:
                 mine = whole.narrow(0, self.axis.rank * layout.shard_numel, layout.shard_numel)
-                pending.append(self.axis.all_gather(whole, mine, of=f"momentum of {layout.name}"))
+                pending.append(self.axis.all_gather(whole, mine, label=f"momentum of {layout.name}"))
         for work in pending:
             work.wait()
         results = self._results.narrow(0, 0, window.numel).zero_()
@@ -167,7 +167,7 @@ class Muon(StructuredOptimizer):
                 results.narrow(0, start, info.numel).view_as(matrix).copy_(orthogonalise(matrix, method))
         if self.axis is not None:
             pending = [
-                self.axis.reduce_scatter(results.narrow(0, start, layout.padded_numel), of=f"steps of {layout.name}")
+                self.axis.reduce_scatter(results.narrow(0, start, layout.padded_numel), label=f"steps of {layout.name}")
                 for layout, start in placed
             ]
             for work in pending:
@@ -223,8 +223,8 @@ def share_out(costs: Sequence[int], ranks: int) -> list[int]:
     """Returns the rank for each job: the costliest first, each to the rank that has least to do.
 
     Args:
-        costs: of the jobs.
-        ranks: how many there are.
+        costs: cost of each job.
+        ranks: number of ranks.
     """
     loads = [0] * ranks
     taken = [0] * len(costs)

@@ -29,10 +29,11 @@ class UncorrectedAdam(optim.Optimizer):
         params: parameters or group dicts.
         lr: learning rate.
         betas: decay of the running means of gradient and squared gradient.
-        eps: added to the denominator.
+        eps: number added to the denominator of the update.
         weight_decay: weight decay.
-        decoupled_weight_decay: apart from the gradient (AdamW).
-        amsgrad: must be false, as in DeepSpeed.
+        decoupled_weight_decay: whether weight decay is applied to the weights directly (AdamW) and not through the
+            gradient.
+        amsgrad: whether to use AMSGrad; must be false, as in DeepSpeed.
 
     Raises:
         ModelError: `amsgrad` is true.
@@ -67,7 +68,7 @@ class UncorrectedAdam(optim.Optimizer):
         """Takes one step.
 
         Args:
-            closure: computes the loss anew, as torch's optimizers take it.
+            closure: function that computes the loss again, as for torch's optimizers; None for none.
         """
         loss = None
         if closure is not None:

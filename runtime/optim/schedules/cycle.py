@@ -36,20 +36,23 @@ class OneCycle(_Cycle):
     those of a warm-up; before the first, momentum has its least value and not, as the cycle would have it, its largest.
 
     Args:
-        optimizer: whose rates are set, and the first of whose `betas` where it has those.
+        optimizer: optimizer that gets the rates; with `cycle_momentum` it gets new `betas` too, where all of its groups
+            have those.
         cycle_min_lr: rate at both ends, of all groups or of each.
         cycle_max_lr: rate at the peak, of all groups or of each.
-        decay_lr_rate: after the cycle, the rate is the least one over 1 + this times the intervals since.
+        decay_lr_rate: decay of the rate after the cycle: the rate is the least one / (1 + this * intervals since the
+            cycle).
         cycle_first_step_size: updates of the rise.
         cycle_second_step_size: updates of the fall; None: as many.
-        cycle_first_stair_count: kept and not used, as in DeepSpeed.
-        cycle_second_stair_count: likewise.
+        cycle_first_stair_count: number of stairs of the rise; accepted and not used, as in DeepSpeed.
+        cycle_second_stair_count: number of stairs of the fall; accepted and not used, as in DeepSpeed.
         decay_step_size: updates of an interval; 0: nothing decays.
         cycle_momentum: move momentum too.
         cycle_min_mom: momentum at the peak.
         cycle_max_mom: momentum at both ends.
-        decay_mom_rate: after the cycle, momentum is the largest one times 1 + this times the intervals since.
-        last_batch_iteration: see `CountedSchedule`.
+        decay_mom_rate: growth of momentum after the cycle: momentum is the largest one * (1 + this * intervals since
+            the cycle).
+        last_batch_iteration: count of applied updates to begin with, -1 before the first; see `CountedSchedule`.
 
     Raises:
         ModelError: every argument that is wrong.
@@ -149,12 +152,12 @@ class LRRangeTest(_Cycle):
     """A rate that only rises, to find where training breaks.
 
     Args:
-        optimizer: whose rates are set.
+        optimizer: optimizer that gets the rates.
         lr_range_test_min_lr: the first rate, of all groups or of each.
         lr_range_test_step_size: updates of an interval.
         lr_range_test_step_rate: share of the first rate that each interval adds.
         lr_range_test_staircase: add it at the end of each interval and not little by little.
-        last_batch_iteration: see `CountedSchedule`.
+        last_batch_iteration: count of applied updates to begin with, -1 before the first; see `CountedSchedule`.
 
     Raises:
         ModelError: every argument that is wrong.

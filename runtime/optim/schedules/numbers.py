@@ -19,7 +19,7 @@ class ScheduleNumbers:
 
     Args:
         schedule: its name.
-        optimizer: whose groups may have numbers of their own.
+        optimizer: optimizer of the schedule; each of its groups may have numbers of its own.
     """
 
     def __init__(self, schedule: str, optimizer: optim.Optimizer) -> None:

@@ -33,7 +33,8 @@ class CountedSchedule(ABC):
     """A schedule whose only state is how many updates have been applied, counted from -1.
 
     Args:
-        optimizer: whose groups get new rates, at once and after every step.
+        optimizer: optimizer with the groups that get new rates after every step, and at once where the count begins at
+            -1.
         last_batch_iteration: count to begin with; from 0 on, the groups keep their rates until the next step.
 
     Raises:
@@ -86,7 +87,8 @@ def torch_optimizer(optimizer: Any, schedule: str) -> optim.Optimizer:
     """Returns the torch optimizer that is given, or that a wrapper has as its `optimizer`.
 
     Args:
-        optimizer: what a script gives to a schedule.
+        optimizer: object that a script gives to a schedule: a torch optimizer, or a wrapper that has one as its
+            `optimizer`.
         schedule: its name.
 
     Raises:
@@ -112,10 +114,11 @@ class WarmupSchedule(CountedSchedule):
     """A warm-up followed by something; see [Note: the first two updates].
 
     Args:
-        optimizer: whose groups get a new `lr`, at once and after every step.
+        optimizer: optimizer with the groups that get a new `lr` after every step, and at once where the count begins at
+            -1.
         warmup_num_steps: updates of the warm-up; fewer than 2 count as 2.
         warmup_type: `log`: ln(k+1)/ln(W); `linear`: k/W.
-        last_batch_iteration: see `CountedSchedule`.
+        last_batch_iteration: count of applied updates to begin with, -1 before the first; see `CountedSchedule`.
     """
 
     def __init__(
@@ -137,10 +140,10 @@ class WarmupSchedule(CountedSchedule):
         """Checks what all warm-ups have, and refuses whatever was noted.
 
         Args:
-            numbers: has noted what is wrong with the rates.
-            warmup_num_steps: as given.
-            warmup_type: as given.
-            last_batch_iteration: as given.
+            numbers: collector that has already noted every wrong rate.
+            warmup_num_steps: number of warm-up updates, exactly as the caller gave it.
+            warmup_type: shape of the warm-up, exactly as the caller gave it.
+            last_batch_iteration: count of applied updates to begin with, exactly as the caller gave it.
 
         Raises:
             ModelError: every argument that is wrong.
@@ -166,12 +169,12 @@ class WarmupLR(WarmupSchedule):
     """From `warmup_min_lr` up to `warmup_max_lr`, then constant.
 
     Args:
-        optimizer: whose rates are set.
+        optimizer: optimizer that gets the rates.
         warmup_min_lr: rate of the first two updates, of all groups or of each.
         warmup_max_lr: rate after the warm-up, of all groups or of each; None: each group's own rate.
         warmup_num_steps: updates of the warm-up.
         warmup_type: shape of the warm-up.
-        last_batch_iteration: see `CountedSchedule`.
+        last_batch_iteration: count of applied updates to begin with, -1 before the first; see `CountedSchedule`.
 
     Raises:
         ModelError: every argument that is wrong.
@@ -219,13 +222,13 @@ class WarmupDecayLR(WarmupLR):
     """As `WarmupLR`, then linearly down to `warmup_min_lr` at update `total_num_steps`.
 
     Args:
-        optimizer: whose rates are set.
+        optimizer: optimizer that gets the rates.
         total_num_steps: optimizer updates of the whole run (not micro steps).
-        warmup_min_lr: see `WarmupLR`.
-        warmup_max_lr: likewise.
-        warmup_num_steps: likewise.
-        warmup_type: likewise.
-        last_batch_iteration: likewise.
+        warmup_min_lr: rate of the first two updates and of the end, of all groups or of each; see `WarmupLR`.
+        warmup_max_lr: rate after the warm-up, of all groups or of each; None for each group's own rate; see `WarmupLR`.
+        warmup_num_steps: number of updates of the warm-up; see `WarmupLR`.
+        warmup_type: shape of the warm-up, `log` or `linear`; see `WarmupLR`.
+        last_batch_iteration: count of applied updates to begin with, -1 before the first; see `CountedSchedule`.
 
     Raises:
         ModelError: every argument that is wrong.
@@ -258,13 +261,13 @@ class WarmupCosineLR(WarmupSchedule):
     The very first update is taken with 0, as DeepSpeed does, whatever `warmup_min_ratio` is.
 
     Args:
-        optimizer: whose rates are set.
+        optimizer: optimizer that gets the rates.
         total_num_steps: optimizer updates of the whole run (not micro steps).
         warmup_min_ratio: share of the rate at the second update.
         warmup_num_steps: updates of the warm-up.
         cos_min_ratio: share of the rate at the end.
         warmup_type: shape of the warm-up.
-        last_batch_iteration: see `CountedSchedule`.
+        last_batch_iteration: count of applied updates to begin with, -1 before the first; see `CountedSchedule`.
 
     Raises:
         ModelError: every argument that is wrong.

@@ -33,7 +33,7 @@ class CodedState:
         codes_N: uint8, [N].
         scales_B: fp32, one a block that the run has elements in.
         head: elements of the first block that lie before the run.
-        table: what the codes mean.
+        table: table that gives the meaning of each code.
     """
 
     codes_N: Tensor
@@ -51,8 +51,8 @@ class CodedState:
         """Returns values [start, stop) in fp32, a copy.
 
         Args:
-            start: where a block begins, or the run does.
-            stop: where a block ends, or the run does.
+            start: first element to decode: the start of a block or of the run.
+            stop: one past the last element to decode: the end of a block or of the run.
         """
         before, blocks = self._blocks(start, stop)
         codes_BN = self._whole(self.codes_N[start:stop], before, fill=self.table.zero)
@@ -63,7 +63,7 @@ class CodedState:
         """Writes values from `start` on.
 
         Args:
-            start: as for `decode`.
+            start: first element to write: the start of a block or of the run, as for `decode`.
             values: fp32; overwritten.
         """
         stop = start + values.numel()

@@ -26,8 +26,8 @@ class FormatPart:
     """One tensor of a state.
 
     Attributes:
-        suffix: of its name, behind the state's.
-        dtype: of its elements.
+        suffix: suffix of the tensor's name, after the name of the state.
+        dtype: dtype of the tensor's elements.
     """
 
     suffix: str
@@ -39,7 +39,7 @@ class StateFormat:
     """How states lie.
 
     Attributes:
-        name: in the config.
+        name: name of the format in the config.
         parts: tensors of one state: the values, or codes and scales.
     """
 

@@ -82,7 +82,7 @@ def of_counts(steps: Mapping[str, float]) -> list[dict[str, Any]]:
     Those of one count are taken to have been in the same steps: what is kept for them is the same either way.
 
     Args:
-        steps: by name of the tensor.
+        steps: number of steps of each tensor, by name.
     """
     most = max(steps.values(), default=0)
     by_missed: dict[int, list[str]] = {}

@@ -61,7 +61,7 @@ def stored_states(roles: Sequence[str]) -> dict[str, bool]:
     """Returns the states of a checkpoint by their name, and whether they are in codes.
 
     Args:
-        roles: of states of one value an element, or of their codes and scales.
+        roles: roles of states with one value per element, or of their codes and scales.
     """
     coded_names = {role.removesuffix(CODES) for role in roles if role.endswith(CODES)}
     coded_names = {name for name in coded_names if name + SCALES in roles}
@@ -78,11 +78,12 @@ def part_of_place(run: Run, place: Tensor, form: StateFormat, part: int, *, befo
     """Returns a run's part of the memory for one tensor of a range's state.
 
     Args:
-        run: of the range.
+        run: run of the range to which the part of the memory belongs.
         place: the memory.
-        form: how the state lies.
-        part: which of its tensors.
-        before: runs of the range before this one: each may share a block with the next, and has a scale of its own.
+        form: format of the state.
+        part: number of the tensor among the tensors of the state.
+        before: number of runs of the range before this one; each may share a block with the next, and has a scale of
+            its own.
 
     Returns:
         None where the memory is too small, for more runs share blocks than was foreseen.
@@ -104,9 +105,9 @@ def code_piece(run: Run, piece: ShardPiece, state: CodedState, values: Tensor) -
     """Sets the values of a piece of a tensor; what shares a block with it is coded anew.
 
     Args:
-        run: of the piece.
-        piece: which.
-        state: of the run.
+        run: run that contains the piece.
+        piece: piece of the tensor to set.
+        state: state of the run, in codes.
         values: flat, as many as the piece has elements.
     """
     first, last = _whole_blocks(run, piece)
@@ -128,10 +129,10 @@ class FormatChange:
     """One state of a run that a checkpoint has in codes and the run as values, or the other way round.
 
     Attributes:
-        run: whose state it is.
-        name: of the state.
+        run: run that the state belongs to.
+        name: name of the state.
         from_codes: the checkpoint has codes.
-        state: what the optimizer keeps for the run.
+        state: state that the optimizer keeps for the run, by name.
         replicated: every rank holds all of it.
     """
 
@@ -165,9 +166,9 @@ class PythonNumber:
     """One state of a run that is a number of Python's, which no tensor that is read can be.
 
     Attributes:
-        run: whose state it is.
-        role: as the checkpoint has it.
-        state: what the optimizer keeps for the run.
+        run: run that the state belongs to.
+        role: role of the state in the checkpoint, with its type as prefix, such as `int:`.
+        state: state that the optimizer keeps for the run, by name.
     """
 
     run: Run
@@ -232,8 +233,8 @@ def part_of_state(run: Run, part: Run, state: Mapping[str, Any]) -> dict[str, An
 
     Args:
         run: the run.
-        part: of it.
-        state: of the run.
+        part: part of the run that becomes a run of its own.
+        state: state of the whole run.
     """
     found: dict[str, Any] = {}
     for name, value in state.items():
@@ -255,10 +256,10 @@ def copy_state(run: Run, name: str, source: Mapping[str, Tensor], target: Mappin
     """Copies one state of a run to where it belongs, whatever the formats of both.
 
     Args:
-        run: of both.
-        name: of the state.
+        run: run that both states belong to.
+        name: name of the state.
         source: its values, or codes and scales, in any dtype; left as they are.
-        target: likewise.
+        target: state to write to: values, or codes and scales, in any dtype.
     """
     parts = (name + CODES, name + SCALES)
     codes = coded_state(run, target, name)

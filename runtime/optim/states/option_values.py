@@ -15,8 +15,8 @@ def set_option(group: dict[str, Any], name: str, value: Any) -> None:
     """Sets an option of a group: in the tensors that are its value now, if they are tensors, also in a tuple.
 
     Args:
-        group: of an optimizer.
-        name: of the option.
+        group: parameter group of an optimizer.
+        name: name of the option.
         value: the new value, a number or a tuple of numbers where tensors are to be written.
     """
     group[name] = _written(group.get(name), value)

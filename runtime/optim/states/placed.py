@@ -27,28 +27,28 @@ from .of_run import (
     place_numel,
     stored_states,
 )
-from .places import Housing, adam_state_names, adam_step_count, move_here
+from .places import StateAllocator, adam_state_names, adam_step_count, move_here
 
 
-class HousedStates:
+class PlacedStates:
     """States of all runs; torch's optimizer holds them, by the runs' leaves.
 
     Args:
-        optimizer: that holds the leaves.
+        optimizer: optimizer that holds the leaves.
         runs: all, in order.
 
     Attributes:
-        optimizer: see above.
-        runs: see above.
+        optimizer: optimizer that holds the leaves.
+        runs: runs of this rank, all of them and in order.
         housing: places for states; None: they stay where torch has put them.
-        form: how states lie, where a step is taken elsewhere.
-        late: runs that no step was taken of so far, though one was of others: their states are not there yet.
+        form: format of the states where the step is taken elsewhere, in host memory.
+        late: runs that have had no step so far, although others have had one; their states do not exist yet.
     """
 
     def __init__(self, optimizer: optim.Optimizer, runs: Sequence[Run]) -> None:
         self.optimizer = optimizer
         self.runs = runs
-        self.housing: Housing | None = None
+        self.housing: StateAllocator | None = None
         self.form = FP32_STATES
         self.late: set[Run] = set()
         self._is_housed = False
@@ -156,9 +156,9 @@ class HousedStates:
         """Adds a state of zeros to a run's, where it belongs; after `vacate`.
 
         Args:
-            run: whose.
-            name: of the state.
-            state: what it is added to, with codes and scales by names of their own.
+            run: run that gets the state.
+            name: name of the state.
+            state: state of the run, to which the zeros are added; codes and scales are added under names of their own.
         """
         for number, part in enumerate(self.form.parts):
             dtype = run.grad.dtype if self.form is FP32_STATES else part.dtype
@@ -174,7 +174,7 @@ class HousedStates:
         """Has states that torch's `load_state_dict` brings lie where they belong from here on.
 
         Args:
-            before_change: called before they are written there.
+            before_change: callback before the loaded states are written to their places.
         """
         self.optimizer.register_load_state_dict_post_hook(lambda _: self._take_over_loaded(before_change))
 
@@ -182,8 +182,8 @@ class HousedStates:
         """Brings the states of ranges whose masters have come to the device there.
 
         Args:
-            ranges: which.
-            memory: where places are reserved.
+            ranges: ranges with masters that have come to the device.
+            memory: arenas in which places are reserved.
             copy: copies a state, its first argument, from host memory to the device.
         """
         give_up = move_here(self.housing, ranges, memory)

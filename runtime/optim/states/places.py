@@ -33,7 +33,7 @@ class StatePlaces(Protocol):
         ...
 
 
-class Housing(Protocol):
+class StateAllocator(Protocol):
     """Places for states, as who makes states asks for them."""
 
     def form_of(self, owned: OwnedRange) -> StateFormat:
@@ -45,7 +45,8 @@ class Housing(Protocol):
 
         Args:
             owned: the range.
-            name: of the tensor, see `StateFormat.part_of`.
+            name: name of a tensor of the state: the state's name, and a suffix for codes or scales; see
+                `StateFormat.part_of`.
 
         Returns:
             None where there are more states than expected.
@@ -61,15 +62,16 @@ class Housing(Protocol):
         ...
 
 
-class StateHousing:
+class RangeStateAllocator:
     """Places for the states of ranges that lie in one kind of memory.
 
     Args:
         counts: each range with the number of states of its elements.
-        memory: where they are reserved, in the dtype the optimizer computes in and on the masters' device.
-        host: makes that memory where the masters lie in host memory apart from the device; None: they do not.
-        away: has places of its own for states, by the number of the range; None: they are reserved here.
-        form: how states lie there; fp32: in the dtype the optimizer computes in.
+        memory: arenas in which the places are reserved, on the masters' device, in the dtype the optimizer computes in
+            or that of `form`.
+        host: pool that makes the memory where masters lie in host memory apart from the device; None where they do not.
+        away: separate places for states, by the number of the range; None where they are reserved here.
+        form: format of the stored states; fp32 means the dtype that the optimizer computes in.
         suffix: behind the name of the arena, where there are others of its kind.
         moves: ranges may be taken out, see `give_up`.
     """
@@ -116,11 +118,11 @@ class StateHousing:
         self.vacate()
 
     def form_of(self, owned: OwnedRange) -> StateFormat:
-        """See `Housing`."""
+        """See `StateAllocator`."""
         return self._form
 
     def place(self, owned: OwnedRange, name: str) -> Tensor | None:
-        """See `Housing`."""
+        """See `StateAllocator`."""
         names, places = self._names[id(owned)], self._places[id(owned)]
         state, part = self._form.part_of(name)
         if state not in names:
@@ -132,7 +134,7 @@ class StateHousing:
         return places[names.index(state)][part]
 
     def buffers(self) -> list[Tensor]:
-        """See `Housing`."""
+        """See `StateAllocator`."""
         return [place for states in self._places.values() for parts in states for place in parts]
 
     def give_up(self, owned: OwnedRange) -> None:
@@ -149,14 +151,14 @@ class StateHousing:
         return len(self._places[id(owned)])
 
     def vacate(self) -> None:
-        """See `Housing`."""
+        """See `StateAllocator`."""
         self._names = {number: [] for number in self._places}
 
 
-class _SplitHousing:
+class _SplitStateAllocator:
     """Places in several kinds of memory, each for ranges of its own."""
 
-    def __init__(self, parts: Sequence[tuple[Sequence[tuple[OwnedRange, int]], StateHousing]]) -> None:
+    def __init__(self, parts: Sequence[tuple[Sequence[tuple[OwnedRange, int]], RangeStateAllocator]]) -> None:
         self._parts = [housing for _, housing in parts]
         self._by_range = {id(owned): housing for counts, housing in parts for owned, _ in counts}
 
@@ -176,7 +178,7 @@ class _SplitHousing:
     def bring_in(self, moved: Sequence[OwnedRange], memory: Arenas) -> Callable[[], None]:
         """Gives ranges whose masters are on the device now places there, empty; see `move_here`."""
         counts = [(owned, self._by_range[id(owned)].count_of(owned)) for owned in moved]
-        housing = StateHousing(counts, memory, suffix=MOVED)
+        housing = RangeStateAllocator(counts, memory, suffix=MOVED)
         left = {id(owned): self._by_range[id(owned)] for owned in moved}
         self._parts.append(housing)
         self._by_range |= {id(owned): housing for owned in moved}
@@ -188,18 +190,18 @@ class _SplitHousing:
         return give_up
 
 
-def move_here(housing: Housing | None, moved: Sequence[OwnedRange], memory: Arenas) -> Callable[[], None]:
+def move_here(housing: StateAllocator | None, moved: Sequence[OwnedRange], memory: Arenas) -> Callable[[], None]:
     """Gives ranges whose masters have come from host memory to the device places for states there, empty.
 
     Args:
-        housing: that `house` has made with `moves`; None: states lie where torch has put them.
+        housing: places that `house` made with `moves`; None where states lie where torch has put them.
         moved: the ranges.
-        memory: where places are reserved.
+        memory: arenas in which places are reserved.
 
     Returns:
         what gives the places in host memory back, once the states have left them.
     """
-    if isinstance(housing, _SplitHousing):
+    if isinstance(housing, _SplitStateAllocator):
         return housing.bring_in(moved, memory)
     assert housing is None, "it was made for states that stay where they are"
     return lambda: None
@@ -214,29 +216,31 @@ def house(
     staying: Sequence[OwnedRange],
     form: StateFormat = FP32_STATES,
     moves: bool = False,
-) -> Housing:
+) -> StateAllocator:
     """Returns the places for the states of all ranges, wherever their masters lie.
 
     Args:
         counts: each range with the number of states of its elements.
-        memory: where they are reserved.
-        host: makes memory where masters lie in host memory apart from the device; None: all stay.
-        away: has places of its own for states of ranges that leave, by their position among these.
+        memory: arenas in which the places are reserved.
+        host: pool that makes memory where masters lie in host memory apart from the device; None where all ranges stay.
+        away: separate places for states of the ranges that leave, by their position among these; None for none.
         staying: ranges whose masters stay on the device although there is such host memory.
-        form: how states lie that leave.
+        form: format of the states that leave the device.
         moves: states in host memory may come to the device later.
     """
     stay = {id(owned) for owned in staying}
     if moves and not stay:
-        return _SplitHousing([(counts, StateHousing(counts, memory, host, away=away, form=form, moves=True))])
+        return _SplitStateAllocator(
+            [(counts, RangeStateAllocator(counts, memory, host, away=away, form=form, moves=True))]
+        )
     if host is None or not stay:
-        return StateHousing(counts, memory, host, away=away, form=form)
+        return RangeStateAllocator(counts, memory, host, away=away, form=form)
     there = [(owned, count) for owned, count in counts if id(owned) not in stay]
     here = [(owned, count) for owned, count in counts if id(owned) in stay]
-    return _SplitHousing(
+    return _SplitStateAllocator(
         [
-            (there, StateHousing(there, memory, host, away=away, form=form, moves=moves)),
-            (here, StateHousing(here, memory, suffix=STAYING)),
+            (there, RangeStateAllocator(there, memory, host, away=away, form=form, moves=moves)),
+            (here, RangeStateAllocator(here, memory, suffix=STAYING)),
         ]
     )
 

@@ -35,21 +35,21 @@ from .of_run import (
     tensor_entries,
 )
 from .option_values import plain_option, set_option
-from .placed import HousedStates
+from .placed import PlacedStates
 
 
 class SavedStates:
     """What a checkpoint has of an optimizer, and what it gets back.
 
     Args:
-        states: of all runs of this rank.
+        states: states of all runs of this rank.
         tensors: all that are trained, whether or not this rank holds a piece of them.
 
     Attributes:
         has_begun: the optimizer has taken a step, or got states from a checkpoint; on all ranks alike.
     """
 
-    def __init__(self, states: HousedStates, tensors: Sequence[TensorInfo]) -> None:
+    def __init__(self, states: PlacedStates, tensors: Sequence[TensorInfo]) -> None:
         self._states = states
         self._tensors = tensors
         self._changes: list[FormatChange | PythonNumber] = []
@@ -144,7 +144,7 @@ class SavedStates:
         """Returns this rank's piece of a state that lies in codes, fp32 and a copy; None where there is none.
 
         Args:
-            name: of the parameter.
+            name: name of the parameter.
             key: the optimizer's name of the state.
         """
         found = self._coded_piece(name, key)
@@ -154,7 +154,7 @@ class SavedStates:
         """Sets this rank's piece of a state that lies in codes; False where there is none.
 
         Args:
-            name: of the parameter.
+            name: name of the parameter.
             key: the optimizer's name of the state.
             values: flat.
         """
@@ -169,7 +169,7 @@ class SavedStates:
         Ranks do not ask each other: an optimizer makes the same states of all parameters of a group.
 
         Args:
-            name: of a parameter that this rank has no piece of.
+            name: name of a parameter that this rank has no piece of.
             key: the optimizer's name of the state.
         """
         info = next(info for info in self._tensors if info.name == name)

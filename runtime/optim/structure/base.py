@@ -44,7 +44,7 @@ class TensorInfo:
 
     Attributes:
         name: qualified name.
-        shape: of the whole tensor.
+        shape: shape of the whole tensor.
         group: number of its optimizer group.
         layout: flat buffer of its unit.
         offset: first element in that buffer.
@@ -69,7 +69,7 @@ class StructuredOptimizer(optim.Optimizer, ABC):
     without a gradient are left as they are, and `missed` of their group has how many updates each was left out of.
 
     Args:
-        params: as for any torch optimizer.
+        params: parameters or group dicts, as for any torch optimizer.
         defaults: hyperparameters.
     """
 
@@ -98,10 +98,10 @@ class StructuredOptimizer(optim.Optimizer, ABC):
         """Says what the leaves are made of.
 
         Args:
-            runs: this rank's, whose `param`s are the leaves in the groups.
+            runs: runs of this rank; their `param` tensors are the leaves in the groups.
             tensors: all tensors that are trained, on whichever rank, in the same order on every rank.
-            axis: over which runs are spread; None where this rank holds everything.
-            device: of the leaves, also of a rank that has none.
+            axis: collectives of the ranks that the runs are spread over; None where this rank holds everything.
+            device: device of the leaves, also for a rank that has none.
         """
         for run in runs:
             _check_plain(run.owned.layout.name, run.param)
@@ -113,7 +113,8 @@ class StructuredOptimizer(optim.Optimizer, ABC):
         """Says which tensors the next updates leave as they are, until it says otherwise; for who has bound the runs.
 
         Args:
-            names: of the tensors, the same on every rank; a run has none but these, or none of these.
+            names: names of the tensors to leave out, the same on every rank; a run has only such tensors, or none of
+                them.
             missed: updates that tensors were left out of, the next one of `names` counted.
         """
         self._left_out = frozenset(names)
@@ -141,7 +142,7 @@ class StructuredOptimizer(optim.Optimizer, ABC):
         """Returns how many updates a tensor has had, this one counted.
 
         Args:
-            name: of the tensor.
+            name: name of the tensor.
             group: its number.
         """
         options = self.param_groups[group]
@@ -163,7 +164,7 @@ class StructuredOptimizer(optim.Optimizer, ABC):
         """Takes one step; every rank of the axis must call.
 
         Args:
-            closure: computes the loss anew, as torch's optimizers take it.
+            closure: function that computes the loss again, as for torch's optimizers; None for none.
         """
         loss = None
         if closure is not None:

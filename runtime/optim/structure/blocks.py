@@ -15,7 +15,7 @@ class BlockPart:
     Attributes:
         first: number of the first block in its tensor.
         count: blocks.
-        offset: where the first one's elements begin, counted from the start of the piece.
+        offset: first element of the first block, counted from the start of the piece.
         length: elements of each.
     """
 

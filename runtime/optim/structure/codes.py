@@ -67,8 +67,9 @@ def dynamic_table(*, signed: bool, device: torch.device) -> CodeTable:
     """Returns bitsandbytes' dynamic codes.
 
     Args:
-        signed: for values of both signs; else for values that are never negative, twice as fine.
-        device: where it is used.
+        signed: whether the codes are for values of both signs; if not, for values that are never negative, twice as
+            fine.
+        device: device on which the table is used.
     """
     values = dynamic_values(signed=signed)
     upper = torch.cat([(values[:-1] + values[1:]) / 2, torch.tensor([torch.inf])])

@@ -42,17 +42,18 @@ def power_of_two(exponents: Tensor) -> Tensor:
     return ((bounded + _FP64_BIAS) << _FP64_STORED_DIGITS).view(torch.float64)
 
 
-def agree(largest_K: Tensor, counts_K: Tensor, axis: Collectives | None, *, of: str) -> Tensor:
+def agree(largest_K: Tensor, counts_K: Tensor, axis: Collectives | None, *, label: str) -> Tensor:
     """Returns, for each of K sums, the power of two that terms are multiplied by before they are rounded.
 
     Args:
         largest_K: fp64, the largest term of each sum on this rank, 0 where it has none; afterwards that of all ranks.
-        counts_K: how many terms each sum has over all ranks.
-        axis: where the terms are spread; one all-reduce. None: this rank has all of them.
-        of: what is summed, for who watches.
+        counts_K: number of terms of each sum over all ranks.
+        axis: collectives of the ranks that the terms are spread over, for one all-reduce; None where this rank has all
+            terms.
+        label: name of the sums, for monitoring of the collective.
     """
     if axis is not None:
-        axis.all_reduce(largest_K, op="max", of=of).wait()
+        axis.all_reduce(largest_K, op="max", label=label).wait()
     finite = torch.where(torch.isfinite(largest_K), largest_K, torch.zeros_like(largest_K))
     exponents = torch.frexp(finite)[1]
     # Every term is below 2^exponent, their sum below count * 2^exponent: leave room for it in 53 digits.
@@ -66,18 +67,18 @@ def rounded(terms: Tensor, scales: Tensor) -> Tensor:
     return (terms.double() * scales).round_()
 
 
-def finish(totals_K: Tensor, largest_K: Tensor, scales_K: Tensor, axis: Collectives | None, *, of: str) -> Tensor:
+def finish(totals_K: Tensor, largest_K: Tensor, scales_K: Tensor, axis: Collectives | None, *, label: str) -> Tensor:
     """Returns the K sums over all ranks, fp64; inf or nan where a term is.
 
     Args:
         totals_K: fp64, this rank's sums of what `rounded` returned; overwritten.
-        largest_K: as `agree` left it.
-        scales_K: what `agree` returned.
+        largest_K: largest term of each sum over all ranks, as `agree` left it.
+        scales_K: power of two for each sum, as `agree` returned it.
         axis: one all-reduce.
-        of: what is summed.
+        label: name of the sums, for monitoring of the collective.
     """
     if axis is not None:
-        axis.all_reduce(totals_K, of=of).wait()
+        axis.all_reduce(totals_K, label=label).wait()
     return torch.where(torch.isfinite(largest_K), totals_K / scales_K, largest_K)
 
 

@@ -22,7 +22,7 @@ class Run:
     Attributes:
         owned: the range it is a part of.
         group: number of the optimizer group.
-        kind: of its tensors; empty where an optimizer makes no difference.
+        kind: kind of the run's tensors; empty where the optimizer does not tell kinds apart.
         start: first element in the unit's flat buffer: a multiple of 64, and of 256 where a slice is cut.
         param: leaf over the run's masters as the optimizer sees them.
         grad: view of the run's gradient as the optimizer sees it; the leaf's `.grad`.
@@ -65,7 +65,7 @@ def cut_runs(owned: OwnedRange, kind_of: KindOf = one_kind) -> Iterator[Run]:
 
     Args:
         owned: the range; extents of one group are neighbours.
-        kind_of: see `KindOf`.
+        kind_of: function that returns the kind of a tensor by its name and shape; see `KindOf`.
     """
     spans: list[tuple[tuple[int, str], int, int]] = []
     for extent, group in zip(owned.layout.extents, owned.groups, strict=True):
@@ -89,7 +89,7 @@ def cut_points(run: Run, history_of: Callable[[str], int]) -> list[int]:
 
     Args:
         run: the run.
-        history_of: see `Histories`.
+        history_of: function that returns the number of a tensor's history by its name; see `Histories`.
     """
     points: list[int] = []
     before: int | None = None
@@ -106,7 +106,8 @@ def cut_run(run: Run, points: Sequence[int]) -> list[Run]:
 
     Args:
         run: the run, which is not to be used any more.
-        points: where parts begin, but the first: places of tensors in the unit's flat buffer.
+        points: first element of each part but the first, as a position in the unit's flat buffer, always the start of a
+            tensor.
     """
     parts: list[Run] = []
     for start, stop in pairwise([run.start, *points, run.start + run.numel]):

@@ -54,7 +54,7 @@ def safe_get_full_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor
     access = home.access
     there = torch.tensor([int(mine is not None)], device=_unit(home).device)
     if access.pieces.plan.shard_optimizer:
-        access.pieces.collectives.all_reduce(there, op="max", of="optimizer states").wait()
+        access.pieces.collectives.all_reduce(there, op="max", label="optimizer states").wait()
     with access.pieces.collectives.reading("optimizer states"):
         found = bool(there.item())
     if not found:
@@ -189,7 +189,7 @@ def safe_update_full_grad_vectorized(
 
     Args:
         param_list: parameters, of which those that are not trained are left out.
-        update_func: takes a whole gradient and its parameter.
+        update_func: function that gets a whole gradient and its parameter, and returns the new gradient.
 
     Raises:
         ModelError: no trainable parameter of an engine, another shape, or there is no gradient yet.
@@ -233,8 +233,8 @@ def _full_grad(home: UnitHome) -> Tensor | None:
     if not reducer.has_unreduced:
         return whole
     assert extent is not None, "a trainable parameter has a place"
-    stayed = reducer.reduced_copy_of_stayed(_unit(home), extent.offset, extent.numel).view(extent.shape)
-    return stayed if whole is None else whole.add_(stayed)
+    unreduced = reducer.reduced_copy_of_unreduced(_unit(home), extent.offset, extent.numel).view(extent.shape)
+    return unreduced if whole is None else whole.add_(unreduced)
 
 
 def _sum(home: UnitHome) -> Tensor:

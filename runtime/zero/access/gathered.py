@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dsrun.errors import ModelError
 
-from ..partition_parameters import Home, Keeper, home_of
+from ..partition_parameters import OwnerGroup, ParameterOwner, home_of
 
 
 class GatheredParameters:
@@ -21,8 +21,8 @@ class GatheredParameters:
 
     Args:
         params: one parameter, or an iterable of parameters; those that nobody has taken over are left alone.
-        modifier_rank: whose new values all ranks take over at the end; None: values are only read.
-        fwd_module: of no use here, for parameters keep their addresses; DeepSpeed's calls pass it.
+        modifier_rank: rank that gives all ranks the new values at the end; None: values are only read.
+        fwd_module: DeepSpeed's argument, without use here: parameters keep their addresses.
         enabled: False: nothing happens.
 
     Raises:
@@ -40,7 +40,7 @@ class GatheredParameters:
         del fwd_module
         given = [params] if isinstance(params, Tensor) else list(params)
         homes = {id(param): home_of(param) for param in given} if enabled else {}
-        self._by_keeper: dict[int, tuple[Keeper, list[Home]]] = {}
+        self._by_keeper: dict[int, tuple[OwnerGroup, list[ParameterOwner]]] = {}
         for home in homes.values():
             if home is not None:
                 self._by_keeper.setdefault(id(home.keeper), (home.keeper, []))[1].append(home)
@@ -65,7 +65,7 @@ class GatheredParameters:
             keeper.close(homes, source=self._source, failed=error is not None)
 
 
-def _number(home: Home) -> int:
+def _number(home: ParameterOwner) -> int:
     return home.number
 
 

@@ -17,7 +17,7 @@ from ...layout.unit_layout import TensorExtent
 from ...mesh.collectives import Collectives, Pending
 from ...protocols import ChangeFence
 from ..params.store import ParamStore
-from ..partition_parameters import Home, ZeroParamStatus, memory_of, set_memory
+from ..partition_parameters import ParameterOwner, ZeroParamStatus, memory_of, set_memory
 from ..units.plan import ZeroPlan
 from ..units.unit import ParamUnit
 
@@ -40,22 +40,22 @@ def other_memory(name: str, memory: Tensor) -> str:
     )
 
 
-class UnitHome(Home):
-    """Home of one parameter of an engine.
+class UnitHome(ParameterOwner):
+    """ParameterOwner of one parameter of an engine.
 
     Attributes:
         access: the engine's.
-        unit: of the parameter; None for one in no unit: frozen, and whole on every rank.
+        unit: unit of the parameter; None for a parameter in no unit, which is frozen and whole on every rank.
         extent: place in the unit; None where there is none.
         param: the parameter.
-        opened: how often it is open now.
-        writers: how many of those take new values over.
+        opened: number of `open` calls on the parameter that are not closed yet.
+        writers: number of `open` calls on the parameter, not closed yet, that take new values over.
         full: the whole values, if the parameter has memory of its own while it is open.
         flat: the unit's whole buffer that `full` is a view of, if it was gathered as one.
-        resident: what the parameter's data is while it is not open.
+        resident: memory that the parameter gets back when it is no longer open; None while it has that memory.
         version: torch's count of changes in place when the parameter was opened.
-        rebound: how often a script has given the parameter other memory while it was released.
-        changed: how often it alone was given new values.
+        rebound: number of times that a script has given the parameter other memory while it was released.
+        changed: number of times that this parameter alone was given new values.
     """
 
     def __init__(
@@ -85,17 +85,17 @@ class UnitHome(Home):
 
     @property
     def keeper(self) -> ParamAccess:
-        """See `Home`."""
+        """See `ParameterOwner`."""
         return self.access
 
     def status(self) -> ZeroParamStatus:
-        """See `Home`."""
+        """See `ParameterOwner`."""
         if self.unit is None or self.opened:
             return ZeroParamStatus.AVAILABLE
         return self.access.pieces.store.status(self.unit)
 
     def settle(self) -> None:
-        """See `Home`: and what a script has written to parameters is in their masters.
+        """See `ParameterOwner`: and what a script has written to parameters is in their masters.
 
         Raises:
             ModelError: a script has given the parameter other memory, which the next step takes over.
@@ -110,25 +110,25 @@ class UnitHome(Home):
                 )
             self.access.writes.take_over()
 
-    def arrive(self) -> None:
-        """See `Home`."""
+    def wait_update(self) -> None:
+        """See `ParameterOwner`."""
         if self.unit is not None:
-            self.unit.arrive()
+            self.unit.wait_update()
 
     def hand_out(self, memory: Tensor) -> Tensor:
-        """See `Home`: what is written to it is seen."""
+        """See `ParameterOwner`: what is written to it is seen."""
         return memory if self.unit is None else self.unit.writes.hand_out(self.position, memory)
 
     def read(self) -> Tensor:
-        """See `Home`."""
+        """See `ParameterOwner`."""
         return self.access.read(self)
 
     def write(self, value: Tensor) -> None:
-        """See `Home`."""
+        """See `ParameterOwner`."""
         self.access.write(self, value)
 
     def replace(self, value: Tensor) -> None:
-        """See `Home`.
+        """See `ParameterOwner`.
 
         Raises:
             ModelError: the value has another shape or dtype, or is elsewhere.
@@ -140,12 +140,12 @@ class UnitHome(Home):
         self.rebound += 1
 
     def note_moved(self) -> None:
-        """See `Home`."""
+        """See `ParameterOwner`."""
         if self.unit is not None and self.access.pieces.plan.shard_parameters:
             self.unit.writes.mark(self.position)  # where parameters are whole, the step looks
 
     def bring_back(self) -> bool:
-        """See `Home`: values of the same shape and dtype, on the same device, are copied to where they belong."""
+        """See `ParameterOwner`: values of the same shape, dtype and device are copied to where they belong."""
         if self.unit is None or self.full is not None:
             return False
         if self._has_moved:
@@ -159,7 +159,7 @@ class UnitHome(Home):
         return True
 
     def moment(self) -> tuple[int, int]:
-        """See `Home`."""
+        """See `ParameterOwner`."""
         return (self.rebound, self.changed + self.access.pieces.store.changes)
 
     @property
@@ -178,16 +178,16 @@ class UnitHome(Home):
 
     @property
     def is_open(self) -> bool:
-        """See `Home`."""
+        """See `ParameterOwner`."""
         return self.opened > 0
 
     @property
     def is_writable(self) -> bool:
-        """See `Home`: every rank has a parameter in no unit to itself."""
+        """See `ParameterOwner`: every rank has a parameter in no unit to itself."""
         return self.unit is None or self.writers > 0
 
     def check_copy(self) -> None:
-        """See `Home`: a slot has the values of whichever unit was in it last.
+        """See `ParameterOwner`: a slot has the values of whichever unit was in it last.
 
         Raises:
             ModelError: the values are not there.
@@ -200,7 +200,7 @@ class UnitHome(Home):
             )
 
     def own_piece(self) -> Tensor:
-        """See `Home`."""
+        """See `ParameterOwner`."""
         if self.unit is None:
             return memory_of(self.param).view(-1)
         self.unit.settle()
@@ -214,10 +214,10 @@ class Pieces:
     """Reads and writes pieces of parameters whose homes are `UnitHome`s.
 
     Args:
-        plan: what is sharded.
+        plan: plan of what is sharded.
         collectives: the axis the shards lie on.
-        store: asked where a unit is, and told of new values.
-        fence: keeps masters and states as they are while a checkpoint copies them; None: nothing does.
+        store: parameter store, which knows where a unit is, and is told of new values.
+        fence: fence that keeps masters and states unchanged while a checkpoint copies them; None where nothing does.
     """
 
     def __init__(
@@ -241,8 +241,9 @@ class Pieces:
         """Sets what this rank owns of a parameter in a unit; `spread` afterwards, once for all parameters.
 
         Args:
-            home: of the parameter.
-            read: returns the flat elements [start, stop) of the new value, in any dtype.
+            home: home of the parameter.
+            read: function that gets start and stop, and returns the flat elements [start, stop) of the new value, in
+                any dtype.
         """
         unit = home.unit
         assert unit is not None, "a parameter in no unit has no pieces"
@@ -268,7 +269,7 @@ class Pieces:
         """Brings pieces that were set to all ranks: one all-gather a unit at stages 1 and 2; every rank must call."""
         if self.plan.shard_optimizer and not self.plan.shard_parameters:
             for unit in units:
-                self.collectives.all_gather(unit.flat_param, unit.shard, of=unit.label).wait()
+                self.collectives.all_gather(unit.flat_param, unit.shard, label=unit.label).wait()
         self.publish(units)
 
     def write(self, home: UnitHome, value: Tensor, *, exact: bool) -> None:
@@ -277,7 +278,7 @@ class Pieces:
         `publish` afterwards, once for all parameters of a unit.
 
         Args:
-            home: of a parameter in a unit.
+            home: home of a parameter in a unit.
             value: whole, in any dtype.
             exact: the value is the master's; else it is what the forward reads, and where that has not changed, the
                 master keeps the bits that rounding had taken away.
@@ -316,7 +317,7 @@ class Pieces:
         """Returns a copy of a sharded parameter's whole values; a broadcast for each piece, every rank must call."""
         unit = home.unit
         assert unit is not None, "a parameter in no unit is whole on every rank"
-        unit.arrive()
+        unit.wait_update()
         if unit.tier is not None:
             unit.tier.settle()
         piece = self.own_piece(home, unit.shard, start=self.shard_start(unit))
@@ -331,7 +332,7 @@ class Pieces:
         A master in halves has its part at once, for the slice is one of them.
 
         Args:
-            home: of a parameter in a unit.
+            home: home of a parameter in a unit.
             value: whole, in any dtype.
         """
         unit = home.unit
@@ -383,9 +384,9 @@ class Pieces:
         """Returns the parameter's part of a range of its unit's buffer.
 
         Args:
-            home: of a parameter in a unit.
+            home: home of a parameter in a unit.
             flat: the range.
-            start: where it begins in the buffer.
+            start: first element of the range in the unit's buffer.
 
         Returns:
             (first element of the parameter, view of `flat`); None where no element lies in the range.
@@ -400,9 +401,9 @@ class Pieces:
         """Puts a parameter-shaped tensor together of the pieces that ranks own; one broadcast a piece.
 
         Args:
-            home: of a parameter in a unit.
-            mine: this rank's piece, flat.
-            dtype: of the pieces.
+            home: home of a parameter in a unit.
+            mine: this rank's piece, flat; None where it owns no piece.
+            dtype: dtype of the pieces.
 
         Returns:
             the tensor, and what to wait for before it is read.
@@ -421,15 +422,15 @@ class Pieces:
             if rank == self.collectives.rank:
                 assert mine is not None, "a rank knows its own pieces"
                 target.copy_(mine)
-            pending.append(self.collectives.broadcast(target, source=rank, of=f"`{home.name}`"))
+            pending.append(self.collectives.broadcast(target, source=rank, label=f"`{home.name}`"))
         return whole.view(extent.shape), pending
 
     def hand_over(self, home: UnitHome, collectives: Collectives) -> Tensor:
         """Returns the whole master of a sharded parameter whose engine is gone, for the next one.
 
         Args:
-            home: of the parameter.
-            collectives: of the next engine; those of this one are closed.
+            home: home of the parameter.
+            collectives: collectives of the next engine; those of this engine are closed.
 
         Raises:
             ModelError: the next engine has another number of ranks.

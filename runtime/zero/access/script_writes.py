@@ -33,9 +33,9 @@ class ScriptWrites:
 
     Args:
         units: all units, of frozen parameters too.
-        pieces: writes slices and masters.
-        device: where parameters live.
-        settle: returns when no update works on masters, and nothing has been computed ahead of them.
+        pieces: reader and writer of the parameters' slices and masters.
+        device: device of the parameters.
+        settle: function that returns when no update works on masters, and nothing has been computed ahead of them.
         is_put_away: masters are in host memory for a while, and must not be touched.
     """
 
@@ -69,8 +69,8 @@ class ScriptWrites:
         """A forward has written to parameters of its own unit, where they are gathered; every rank must call.
 
         Args:
-            unit: that is still gathered.
-            positions: of the parameters.
+            unit: unit that is still gathered.
+            positions: positions in the unit of the parameters that were written to.
         """
         for position in positions:
             home = home_of(unit.params[position])
@@ -133,7 +133,7 @@ class ScriptWrites:
         Enters an all-reduce of one byte a parameter.
 
         Args:
-            at: which step it is, for the error.
+            at: text that names the step, for the error message.
 
         Raises:
             ModelError: naming the first of them.
@@ -141,7 +141,7 @@ class ScriptWrites:
         homes = [home for unit in self._units for param in unit.params if isinstance(home := home_of(param), UnitHome)]
         mine = torch.tensor([home.number in self._compared for home in homes], dtype=torch.uint8, device=self._device)
         bounds = torch.cat([mine, 1 - mine])
-        self._collectives.all_reduce(bounds, op="max", of="written parameters").wait()
+        self._collectives.all_reduce(bounds, op="max", label="written parameters").wait()
         with self._collectives.reading("written parameters"):
             differ = torch.mul(*bounds.chunk(2)).tolist()
         names = [home.name for home, differs in zip(homes, differ, strict=True) if differs]

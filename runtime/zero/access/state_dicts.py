@@ -39,7 +39,7 @@ def _wait_for_updates(module: nn.Module, prefix: str, keep_vars: bool) -> None:
     for param in module.parameters(recurse=False):
         home = home_of(param)
         if home is not None:
-            home.arrive()
+            home.wait_update()
             if isinstance(param, ReleasedParameter) and not home.is_open:
                 set_class(param, ShardedParameter)  # torch puts it in as it lies, and nothing is gathered for that
 

@@ -48,7 +48,7 @@ class TornState:
         """Around what replaces parts; what it raises leaves them torn, and has to be raised on every rank.
 
         Args:
-            parts: that are replaced.
+            parts: parts of the state that are replaced.
             where: their values come from.
             whole: all of their values are replaced, so what was torn before is whole afterwards.
 

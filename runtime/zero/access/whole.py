@@ -26,7 +26,7 @@ from ...optim.sharded import ShardOptimizer
 from ...protocols import ChangeFence
 from ..grads.reducer import GradReducer
 from ..params.store import ParamStore
-from ..partition_parameters import EngineParameter, Keeper, ShardedParameter, memory_of, set_memory, settle
+from ..partition_parameters import EngineParameter, OwnerGroup, ShardedParameter, memory_of, set_memory, settle
 from ..units.plan import ZeroPlan
 from ..units.released import ReleasedParameter
 from ..units.tier import gather
@@ -37,25 +37,25 @@ from .script_writes import ScriptWrites
 from .torn import TornState
 
 
-class ParamAccess(Keeper):
+class ParamAccess(OwnerGroup):
     """Makes an engine's parameters whole and takes new values over.
 
     Args:
         units: all units, of frozen parameters too.
-        plan: what is sharded.
+        plan: plan of what is sharded.
         collectives: the axis the shards lie on.
-        device: where parameters live.
-        store: asked where a unit is, and told of new values.
-        reducer: asked whether there are gradients.
-        optimizer: asked for its states.
-        running: returns a unit that is inside its forward now.
-        read_released: returns a parameter's values with a gradient, where it is not gathered.
-        settle: returns when no update works on masters, and nothing has been computed ahead of them.
-        fence: keeps state as it is while a checkpoint copies it; None: nothing does.
+        device: device of the parameters.
+        store: parameter store, which knows where a unit is, and is told of new values.
+        reducer: gradient reducer, which knows whether there are gradients.
+        optimizer: sharded optimizer, which has the states.
+        running: function that returns a unit that is inside its forward now; None where none is.
+        read_released: function that returns the values of a parameter that is not gathered, with a gradient.
+        settle: function that returns when no update works on masters, and nothing has been computed ahead of them.
+        fence: fence that keeps state unchanged while a checkpoint copies it; None where nothing does.
         compares: refuse what is written in a `GatheredParameters` without `modifier_rank`, on every rank at once.
 
     Attributes:
-        torn: what a load that failed has left of the engine's state.
+        torn: record of the parts of the engine's state that a failed load has left part old, part new.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ParamAccess(Keeper):
 
     @property
     def world_size(self) -> int:
-        """See `Keeper`."""
+        """See `OwnerGroup`."""
         return self.pieces.collectives.size
 
     def settle(self, model: nn.Module) -> None:
@@ -121,14 +121,14 @@ class ParamAccess(Keeper):
     # Released parameters ----------------------------------------------------------------------------------------------
 
     def read(self, home: UnitHome) -> Tensor:
-        """See `Home.read`: a broadcast for each piece, or an all-gather of its unit where torch records."""
+        """See `ParameterOwner.read`: a broadcast for each piece, or an all-gather of its unit where torch records."""
         if torch.is_grad_enabled() and home.param.requires_grad and not torch.is_inference_mode_enabled():
             return self._read_released(home.param)
         with torch.inference_mode(mode=False), torch.no_grad():  # changes of a tensor of inference mode are not counted
             return self.pieces.whole(home)
 
     def write(self, home: UnitHome, value: Tensor) -> None:
-        """See `Home.write`."""
+        """See `ParameterOwner.write`."""
         assert home.unit is not None, "a parameter in no unit is whole on every rank"
         if home.unit.trains:  # frozen ones have no states
             self.check_states(f"a write to `{home.name}`")
@@ -148,7 +148,7 @@ class ParamAccess(Keeper):
     # Whole for a while ------------------------------------------------------------------------------------------------
 
     def open(self, homes: Sequence[UnitHome], *, writes: bool) -> None:
-        """See `Keeper`, and [Note: what a gather moves].
+        """See `OwnerGroup`, and [Note: what a gather moves].
 
         Raises:
             ModelError: inside a forward or a backward, whose values are not to be moved under its feet.
@@ -179,7 +179,7 @@ class ParamAccess(Keeper):
             home.version = version_of(home.param)
 
     def close(self, homes: Sequence[UnitHome], *, source: int | None, failed: bool) -> None:
-        """See `Keeper`. With a source: an all-reduce of one number, and a broadcast of what was gathered as one.
+        """See `OwnerGroup`. With a source: an all-reduce of one number, and a broadcast of what was gathered as one.
 
         Raises:
             ModelError: a parameter was given another shape, or without a source another dtype; on the rank where that
@@ -259,7 +259,7 @@ class ParamAccess(Keeper):
             ModelError: a rank has written to a parameter that no rank was named for; on every rank.
         """
         written = torch.tensor([home.number in changed for home in homes], dtype=torch.uint8, device=self.device)
-        self.pieces.collectives.all_reduce(written, op="max", of="GatheredParameters changes").wait()
+        self.pieces.collectives.all_reduce(written, op="max", label="GatheredParameters changes").wait()
         with self.pieces.collectives.reading("GatheredParameters changes"):
             names = [home.name for home, one in zip(homes, written.tolist(), strict=True) if one]
         if names:
@@ -297,7 +297,7 @@ class ParamAccess(Keeper):
     def _take_over(self, homes: list[UnitHome], source: int, *, failed: bool) -> None:
         reshaped = [home for home in homes if home.full is not None and home.param.shape != home.full.shape]
         gave_up = torch.tensor([int(failed or bool(reshaped))], device=self.device)
-        self.pieces.collectives.all_reduce(gave_up, op="max", of="GatheredParameters outcome").wait()
+        self.pieces.collectives.all_reduce(gave_up, op="max", label="GatheredParameters outcome").wait()
         if reshaped and not failed:
             home = reshaped[0]
             assert home.full is not None, "chosen so"
@@ -315,7 +315,7 @@ class ParamAccess(Keeper):
             if home.param.data_ptr() != home.full.data_ptr():  # the script has set `.data`
                 home.full.copy_(home.param.detach())
         pending = [
-            self.pieces.collectives.broadcast(buffer, source=source, of="modified parameters")
+            self.pieces.collectives.broadcast(buffer, source=source, label="modified parameters")
             for buffer in _buffers_of(homes)
         ]
         for work in pending:

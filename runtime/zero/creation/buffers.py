@@ -29,14 +29,15 @@ class UnitBuffers:
 
     Args:
         units: all units; their layouts say how much there is of each kind.
-        plan: what is sharded.
+        plan: plan of what is sharded.
         collectives: the axis to shard over.
         precision: dtypes of parameters and masters.
-        device: where the buffers live.
-        memory: where they are reserved.
+        device: device of the buffers.
+        memory: arenas that the buffers are reserved in.
         suffix: behind the names of arenas, where there are others of the same kind in another dtype.
         placement: Place of slices and masters; room for masters that are not always in memory has been reserved.
-        positions: of units whose masters leave, by their number: which one of all these it is.
+        positions: position of each unit among all units with masters that leave the device, by the unit's number; None
+            where no masters leave.
     """
 
     def __init__(
@@ -57,8 +58,8 @@ class UnitBuffers:
         self._masters_away = masters_away
         self._units = units
         self._positions = {} if positions is None else positions
-        self._going = [unit for unit in units if unit.is_away]
-        self._staying = [unit for unit in units if not unit.is_away]
+        self._going = [unit for unit in units if unit.steps_on_host]
+        self._staying = [unit for unit in units if not unit.steps_on_host]
         self._suffix_of_staying = (STAYING if self._going else "") + suffix
         self._plan = plan
         self._collectives = collectives
@@ -104,14 +105,14 @@ class UnitBuffers:
                 set_memory(param, torch.empty(0, dtype=self._precision.compute, device=self._device))
         else:
             if promised:
-                self._collectives.all_gather(whole, mine, of=unit.label).wait()
+                self._collectives.all_gather(whole, mine, label=unit.label).wait()
             if whole is not flat:
                 flat.copy_(whole)
             unit.shard = own_slice(flat, rank=rank, size=size)
             unit.bind_params(flat)
         unit.owned = layout.shard_range(rank) if self._plan.shard_optimizer else (0, layout.padded_numel)
-        masters = self._hosted if unit.is_away else self._masters
-        if unit.is_away and self._masters_away is not None:
+        masters = self._hosted if unit.steps_on_host else self._masters
+        if unit.steps_on_host and self._masters_away is not None:
             unit.master = self._masters_away.admit(self._positions[unit.index], mine)
         elif masters is None:
             unit.master = unit.shard if self._plan.shard_optimizer else unit.flat_param

@@ -32,26 +32,26 @@ from ...compat import function_modes
 from ..access.state_dicts import watch_state_dict
 from ..params.absent_values import OF_NO_VALUES
 from ..partition_parameters import home_of
-from .seeds import Nursery, SeedHome
+from .unbuilt import UnbuiltOwner, UnbuiltParameters
 
 
-class Lending:
+class WholeDuringCalls:
     """A context in which parameters that `nursery` keeps are whole while a torch function uses them.
 
     Args:
-        nursery: keeps the slices; every rank must use the same parameters in the same order.
+        nursery: nursery that keeps the slices; every rank must use the same parameters in the same order.
 
     Attributes:
         is_paused: nothing is lent or cut.
     """
 
-    def __init__(self, nursery: Nursery) -> None:
+    def __init__(self, nursery: UnbuiltParameters) -> None:
         self._nursery = nursery
-        self._lent: list[SeedHome] = []
+        self._lent: list[UnbuiltOwner] = []
         self._mode = _Touches(self)
         self.is_paused = False
 
-    def __enter__(self) -> Lending:
+    def __enter__(self) -> WholeDuringCalls:
         self._mode.__enter__()
         return self
 
@@ -73,7 +73,7 @@ class Lending:
         if self.is_paused:
             return
         homes = {id(tensor): home_of(tensor) for tensor in tensors}
-        wanted = [home for home in homes.values() if isinstance(home, SeedHome) and home.keeper is self._nursery]
+        wanted = [home for home in homes.values() if isinstance(home, UnbuiltOwner) and home.keeper is self._nursery]
         if any(not home.is_open for home in wanted):
             self.take_back()
             self._lent = [home for home in wanted if not home.is_open]
@@ -84,12 +84,12 @@ class ConstructionBySlices:
     """A context in which parameters of modules that are built go to `nursery`, see [Note: construction by slices].
 
     Args:
-        nursery: keeps the slices; every rank must build the same modules.
+        nursery: nursery that keeps the slices; every rank must build the same modules.
     """
 
-    def __init__(self, nursery: Nursery) -> None:
+    def __init__(self, nursery: UnbuiltParameters) -> None:
         self._nursery = nursery
-        self._lending = Lending(nursery)
+        self._lending = WholeDuringCalls(nursery)
         self._pending: dict[int, tuple[str, nn.Parameter]] = {}
         self._stack = ExitStack()
 
@@ -143,7 +143,7 @@ def outside_of_constructions() -> Generator[None]:
 class _Touches(TorchFunctionMode):
     """Tells of the tensors whose values a torch function is about to read or write."""
 
-    def __init__(self, lending: Lending) -> None:
+    def __init__(self, lending: WholeDuringCalls) -> None:
         super().__init__()
         self.lending = lending
 

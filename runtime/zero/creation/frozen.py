@@ -30,8 +30,8 @@ from ..units.plan import ZeroPlan
 from ..units.tier import ShardTier
 from ..units.trained import is_trained
 from ..units.unit import ParamUnit
-from .seeds import SeedHome
 from .stored_files import StoredHome
+from .unbuilt import UnbuiltOwner
 from .values import check_not_copies, take_values
 
 
@@ -68,13 +68,13 @@ def join_frozen(
     Args:
         model: the model.
         units: the trained units; each gets its `frozen`.
-        plan: what is sharded.
-        budgets: what the config allows to stay.
+        plan: plan of what is sharded.
+        budgets: limits that the config sets for parameters that stay gathered.
         collectives: the axis to shard over.
-        precision: for the dtype of parameters.
-        device: where the parameters are used.
-        memory: where their slices are reserved; None: in an arena of their own.
-        tier: holds the slices instead, if there is one.
+        precision: dtypes of the engine; the one of parameters is used.
+        device: device that the parameters are used on.
+        memory: arenas that the slices are reserved in; None: in an arena of their own.
+        tier: tier that holds the slices instead; None where there is none.
         kept: ids of parameters that stay in fp32, and so whole.
 
     Raises:
@@ -118,8 +118,8 @@ def place_frozen(
     Args:
         model: the model.
         collectives: the axis to broadcast over.
-        precision: for the dtype.
-        device: where the tensors shall be.
+        precision: dtypes of the engine; those of parameters and buffers are used.
+        device: device that the tensors are moved to.
         cut: units of frozen parameters, which stay as they are.
         kept: ids of parameters and buffers that stay in fp32.
     """
@@ -129,7 +129,7 @@ def place_frozen(
     tensors = [param for param in model.parameters() if not is_trained(param) and id(param) not in done]
     for param in tensors:
         home = home_of(param)
-        if isinstance(home, SeedHome):
+        if isinstance(home, UnbuiltOwner):
             set_memory(param, home.nursery.give(home))
         elif isinstance(home, UnitHome) and is_zero_param(param):
             set_memory(param, home.access.pieces.hand_over(home, collectives))
@@ -143,7 +143,7 @@ def place_frozen(
         if tensor.numel():
             flat = memory_of(tensor).contiguous().view(-1)
             # As bytes, for a backend need not know every dtype (Gloo has no bool).
-            collectives.broadcast(flat.view(torch.uint8), source=0, of="frozen tensors").wait()
+            collectives.broadcast(flat.view(torch.uint8), source=0, label="frozen tensors").wait()
             set_memory(tensor, flat.view(tensor.shape))
 
 
@@ -151,7 +151,7 @@ def whole_bytes(model: nn.Module, *, cut: Collection[ParamUnit]) -> int:
     """Returns the bytes of frozen parameters that this rank has whole.
 
     Args:
-        model: after `place_frozen`.
+        model: model after `place_frozen` has run on it.
         cut: units of those that it has a slice of.
     """
     done = {id(param) for unit in cut for param in unit.params}

@@ -20,25 +20,25 @@ from dsrun.errors import ModelError, Problem
 
 from ..access.state_dicts import watch_state_dicts
 from ..partition_parameters import home_of
-from .construct import Lending
-from .seeds import Nursery
+from .construct import WholeDuringCalls
+from .unbuilt import UnbuiltParameters
 
 
-def materialise(model: nn.Module, nursery: Nursery) -> None:
+def materialise(model: nn.Module, nursery: UnbuiltParameters) -> None:
     """Gives all meta parameters values, and takes them into `nursery`; every rank must call.
 
     A parameter stays the same object. One module's parameters are whole at a time.
 
     Args:
         model: the model; parameters and buffers that are not on the meta device stay as they are.
-        nursery: keeps the slices.
+        nursery: nursery that keeps the slices.
 
     Raises:
         ModelError: naming every tensor that no method gives values to.
     """
     owners = list(_owners(model))
     _check(model, owners)
-    with Lending(nursery):  # a parent may set its children's once more
+    with WholeDuringCalls(nursery):  # a parent may set its children's once more
         for prefix, module, names in owners:
             reset = _reset_of(module)
             assert reset is not None, "checked above"
@@ -94,7 +94,9 @@ def _check(model: nn.Module, owners: list[tuple[str, nn.Module, list[str]]]) -> 
         raise ModelError.of(problems)
 
 
-def _fill(prefix: str, module: nn.Module, names: list[str], reset: Callable[[], object], nursery: Nursery) -> None:
+def _fill(
+    prefix: str, module: nn.Module, names: list[str], reset: Callable[[], object], nursery: UnbuiltParameters
+) -> None:
     stand_ins: dict[str, nn.Parameter] = {}
     for name, param in list(module.named_parameters(recurse=False)):
         if name in names:

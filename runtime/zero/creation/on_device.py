@@ -13,7 +13,7 @@ class OnDevice:
 
     Args:
         dtype: default of floating tensors.
-        device: where; `meta` for shapes alone.
+        device: device of the new tensors; `meta` for shapes alone.
         enabled: False: nothing happens.
     """
 

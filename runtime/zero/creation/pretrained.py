@@ -21,8 +21,8 @@ from ..access.pieces import UnitHome
 from ..access.torn import WEIGHTS
 from ..access.whole import ParamAccess
 from ..partition_parameters import home_of, settle, unsettle
-from .seeds import SeedHome
 from .stored_files import StoredHome, StoredTensor, find_tensors
+from .unbuilt import UnbuiltOwner
 
 
 class Source(Protocol):
@@ -67,7 +67,7 @@ def load_pretrained(model: nn.Module, path: str | os.PathLike[str], *, strict: b
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TensorSource:
     """A tensor in memory as a source."""
 
     tensor: Tensor
@@ -89,9 +89,10 @@ def assign(model: nn.Module, find: Callable[[], Mapping[str, Source]], *, where:
 
     Args:
         model: the model.
-        find: returns values by name.
-        where: they come from, for messages.
-        strict: as for `load_pretrained`.
+        find: function that returns the values by name.
+        where: origin of the values, for messages.
+        strict: whether the source must have all parameters and persistent buffers, and no others, as for
+            `load_pretrained`.
 
     Raises:
         CheckpointError: as for `load_pretrained`.
@@ -125,7 +126,9 @@ def assign(model: nn.Module, find: Callable[[], Mapping[str, Source]], *, where:
         work(look())
         return
     access: ParamAccess = homes[0].access
-    together = partial(all_or_none, collectives=access.pieces.collectives, device=access.device, of="load", where=where)
+    together = partial(
+        all_or_none, collectives=access.pieces.collectives, device=access.device, label="load", where=where
+    )
     sources = together(look)
     with access.torn.replacing(WEIGHTS, where=where, whole=strict):
         together(partial(work, sources))
@@ -184,7 +187,7 @@ def _set(param: nn.Parameter, source: Source, *, number: int) -> None:
     home = home_of(param)
     if isinstance(home, UnitHome) and home.unit is not None:
         home.access.pieces.set_piece(home, source.read)
-    elif isinstance(home, SeedHome):
+    elif isinstance(home, UnbuiltOwner):
         home.own_piece().copy_(source.read(*home.own_range))
     elif param.is_meta:
         assert isinstance(source, StoredTensor), "only files keep values until they are wanted"

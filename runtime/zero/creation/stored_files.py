@@ -23,7 +23,7 @@ from torch.utils import swap_tensors
 from dsrun.errors import CheckpointError, ModelError
 from dsrun.files.regular import open_regular, read_regular
 
-from ..partition_parameters import Home, Keeper, ZeroParamStatus, unsettle
+from ..partition_parameters import OwnerGroup, ParameterOwner, ZeroParamStatus, unsettle
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -79,8 +79,8 @@ class StoredTensor:
         return values
 
 
-class StoredHome(Home):
-    """Home of a meta parameter whose values a file holds until `dsrun.initialize` reads them.
+class StoredHome(ParameterOwner):
+    """ParameterOwner of a meta parameter whose values a file holds until `dsrun.initialize` reads them.
 
     Attributes:
         stored: the tensor in the file.
@@ -94,26 +94,26 @@ class StoredHome(Home):
         self.stored = stored
 
     @property
-    def keeper(self) -> Keeper:
-        """See `Home`."""
+    def keeper(self) -> OwnerGroup:
+        """See `ParameterOwner`."""
         return _FILES
 
     def status(self) -> ZeroParamStatus:
-        """See `Home`."""
+        """See `ParameterOwner`."""
         return ZeroParamStatus.NOT_AVAILABLE
 
     @property
     def is_open(self) -> bool:
-        """See `Home`."""
+        """See `ParameterOwner`."""
         return False
 
     @property
     def is_writable(self) -> bool:
-        """See `Home`."""
+        """See `ParameterOwner`."""
         return False
 
     def own_piece(self) -> Tensor:
-        """See `Home`: nothing has been read."""
+        """See `ParameterOwner`: nothing has been read."""
         return torch.empty(0, dtype=self.param.dtype)
 
     def keep(self, device: torch.device) -> None:
@@ -123,23 +123,23 @@ class StoredHome(Home):
         swap_tensors(param, nn.Parameter(torch.empty(0, device=device), requires_grad=param.requires_grad))
 
 
-class _Files(Keeper):
+class _Files(OwnerGroup):
     """Whoever asks for values that are still in files is told when they come."""
 
     @property
     def world_size(self) -> int:
-        """See `Keeper`: any rank may be named, for `open` raises."""
+        """See `OwnerGroup`: any rank may be named, for `open` raises."""
         return sys.maxsize
 
     def open(self, homes: Any, *, writes: bool) -> None:
-        """See `Keeper`."""
+        """See `OwnerGroup`."""
         raise ModelError(
             f"GatheredParameters: the values of `{homes[0].name}` are still in {homes[0].stored.path}",
             hint="dsrun.initialize reads them: call it first",
         )
 
     def close(self, homes: Any, *, source: int | None, failed: bool) -> None:
-        """See `Keeper`: `open` has raised."""
+        """See `OwnerGroup`: `open` has raised."""
         raise AssertionError("nothing was opened")
 
 

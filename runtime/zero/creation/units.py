@@ -42,12 +42,12 @@ def build_units(
 
     Args:
         specs: the units found in the model.
-        plan: what is sharded.
+        plan: plan of what is sharded.
         collectives: the axis to shard over.
         precision: dtypes of parameters and masters.
-        device: where the buffers live.
+        device: device of the buffers.
         group_of: id of a parameter to the number of its optimizer group.
-        memory: where the buffers are reserved; None: in arenas of their own.
+        memory: arenas that the buffers are reserved in; None: in arenas of their own.
         placement: Place of slices and masters.
 
     Raises:
@@ -61,8 +61,8 @@ def build_units(
     ]
     memory = memory or Arenas()
     for unit, stays_here in zip(units, placement.staying(units), strict=True):
-        unit.is_away = not stays_here
-    leaving = [unit for unit in units if unit.is_away]
+        unit.steps_on_host = not stays_here
+    leaving = [unit for unit in units if unit.steps_on_host]
     if placement.masters_away is not None and leaving:
         shards = [unit.layout.shard_numel for unit in leaving]
         placement.masters_away.reserve([unit.label for unit in leaving], shards, precision.master, precision.states)

@@ -15,8 +15,8 @@ from ..access.pieces import UnitHome
 from ..partition_parameters import ShardedParameter, home_of, is_zero_param
 from ..units.find import UnitSpec
 from ..units.unit import ParamUnit
-from .seeds import SeedHome
 from .stored_files import StoredHome
+from .unbuilt import UnbuiltOwner
 
 
 def check_not_copies(spec: UnitSpec) -> None:
@@ -43,7 +43,7 @@ def take_values(unit: ParamUnit, whole_N: Tensor, collectives: Collectives, *, d
         unit: the unit; nothing of it is changed but the homes.
         whole_N: [padded_numel] in any floating dtype, zeroed; overwritten.
         collectives: the axis the slices lie on.
-        device: where parameters that were promised by files are from now on.
+        device: device for the parameters that files have promised values for, from now on.
 
     Returns:
         whether some values stand in their owner's slice only.
@@ -54,12 +54,12 @@ def take_values(unit: ParamUnit, whole_N: Tensor, collectives: Collectives, *, d
     for param, view in built:
         view.copy_(param.detach())
     if built:
-        collectives.broadcast(whole_N, source=0, of=unit.label).wait()
+        collectives.broadcast(whole_N, source=0, label=unit.label).wait()
     start, stop = unit.layout.shard_range(collectives.rank)
     promised = False
     for param, view, extent in views:
         home = home_of(param)
-        if isinstance(home, SeedHome):
+        if isinstance(home, UnbuiltOwner):
             view.copy_(home.nursery.give(home))
         elif isinstance(home, UnitHome) and is_zero_param(param):
             view.copy_(home.access.pieces.hand_over(home, collectives))

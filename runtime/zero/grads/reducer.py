@@ -63,10 +63,10 @@ class _Progress:
 
     Attributes:
         slot: number of the buffer it was given.
-        home: that buffer's memory.
-        own: what of it this rank owns.
-        flat: what holds the gradient now: `home`, or other memory while another unit needs the slot.
-        sent: what is being reduced: `flat`, or a copy of it in the wire's dtype.
+        home: memory of the gradient buffer that the unit was given.
+        own: part of `home` that this rank owns.
+        flat: memory that holds the gradient now: `home`, or other memory while another unit needs the slot.
+        sent: tensor that is being reduced: `flat`, or a copy of it in the wire's dtype.
     """
 
     slot: int
@@ -101,18 +101,18 @@ class GradReducer:
         slot_count: slots that the units with modules share.
         divide_before: part of the division by the number of ranks that comes before the reduction, in the dtype that
             travels: keeps sums of 16-bit gradients over many ranks from overflowing.
-        divide_by: what the sums over ranks are divided by in all; None: the number of ranks.
-        wire: dtype in which gradients travel and are added up over the ranks, of units that have none of their own;
-            None for that of parameters. Another one costs two buffers of the size of the largest such unit, and a copy;
-            there is one other at most.
-        sums: where reduced gradients go; None: to the units' `grad_sum`s.
-        sums_early: they go there as soon as they are reduced and the next reduction has begun, for what is done with
-            them meanwhile; else when the memory is wanted, at the latest at the end.
-        memory: where buffers are reserved; None: in arenas of their own.
+        divide_by: total divisor of the sums over ranks; None: the number of ranks.
+        comm_dtype: dtype in which gradients travel and are added up over the ranks, of units that have none of their
+            own; None for that of parameters. Another one costs two buffers of the size of the largest such unit, and a
+            copy; there is one other at most.
+        sums: sums that reduced gradients are added to; None: the units' `grad_sum`s.
+        sums_early: whether gradients go to `sums` as soon as they are reduced and the next reduction has begun, for
+            work on them meanwhile. Otherwise they go when their memory is wanted, at the latest at the end.
+        memory: arenas that the buffers are reserved in; None: in arenas of their own.
         notes_unused: note which parameters get no gradient; else nobody knows.
 
     Attributes:
-        sums: as given.
+        sums: sums that reduced gradients are added to: those of the argument, or the units' `grad_sum`s.
         unused: the parameters without a gradient in this global batch; None: nobody notes them.
         has_sums: a backward has added gradients to the owned ranges since they were last forgotten.
         takes_strays: parameters are always there, so strays are right; see [Note: strays].
@@ -128,7 +128,7 @@ class GradReducer:
         slot_count: int = 2,
         divide_before: float = 1.0,
         divide_by: float | None = None,
-        wire: torch.dtype | None = None,
+        comm_dtype: torch.dtype | None = None,
         sums: GradSums | None = None,
         sums_early: bool = False,
         memory: Arenas | None = None,
@@ -141,10 +141,11 @@ class GradReducer:
         placed = allocate_slots(
             units,
             count=count,
-            reserve=lambda n, of: memory.reserve(
-                ("gradient slots" if shard_gradients else "gradients") + ("" if of == first.dtype else in_dtype(of)),
+            reserve=lambda n, label: memory.reserve(
+                ("gradient slots" if shard_gradients else "gradients")
+                + ("" if label == first.dtype else in_dtype(label)),
                 n,
-                lambda numel: collectives.zeros(numel, dtype=of, device=first.device),
+                lambda numel: collectives.zeros(numel, dtype=label, device=first.device),
             ),
         )
         for unit, (_, home) in zip(units, placed, strict=True):
@@ -160,7 +161,7 @@ class GradReducer:
         self._divide_before = divide_before
         self._divide_by = collectives.size if divide_by is None else divide_by
         self._staging: list[_Staging] = []
-        wires = {unit.index: unit.wire or wire or unit.dtype for unit in units}
+        wires = {unit.index: unit.comm_dtype or comm_dtype or unit.dtype for unit in units}
         staged = [unit for unit in units if wires[unit.index] != unit.dtype and collectives.size > 1]
         self._staged = {unit.index for unit in staged}
         if staged:
@@ -180,7 +181,7 @@ class GradReducer:
         self._may_stay = not shard_gradients
         self._stays = False  # what this micro step finds is not reduced yet
         self._scale = 1.0  # of this micro step's gradients, see [Note: scale of a micro step]
-        self._stayed: set[int] = set()  # units whose buffer holds gradients of earlier micro steps
+        self._unreduced: set[int] = set()  # units whose buffer holds gradients of earlier micro steps
         self._used: set[int] = set()
         self._cursor = 0
         self._summed = 0  # how many units of the canonical order are known to be added, where that is done early
@@ -198,7 +199,7 @@ class GradReducer:
     @property
     def has_unreduced(self) -> bool:
         """Whether there are gradients of earlier micro steps that no reduction has taken."""
-        return bool(self._stayed)
+        return bool(self._unreduced)
 
     @property
     def has_strays(self) -> bool:
@@ -217,12 +218,13 @@ class GradReducer:
         """Begins a micro step's backward; the first time, all ranks take over rank 0's order (one broadcast).
 
         Args:
-            order: gives units by their first forward on this rank; called the first time. Frozen ones are left out.
+            order: function that returns the units in the order of their first forward on this rank; called only the
+                first time. Frozen units are left out.
             used: units that can get gradients on this rank.
             reduce: False: the gradients may stay where they are until a later reduction; on all ranks alike.
-            scale: what gradients are multiplied by when they are added, see [Note: scale of a micro step].
-            strays: what gradients that are there already are multiplied by before that, see [Note: strays]; None: they
-                are refused.
+            scale: factor that gradients are multiplied by when they are added, see [Note: scale of a micro step].
+            strays: factor that gradients which exist already are multiplied by before `scale`, see [Note: strays];
+                None: they are refused.
 
         Raises:
             ModelError: see `abandon`; or there are strays, which cannot be told from others.
@@ -242,14 +244,14 @@ class GradReducer:
         self._scale_strays(strays)
         self._scale = scale
         if scale != 1.0:
-            for index in self._stayed:  # they are multiplied with those of this micro step
+            for index in self._unreduced:  # they are multiplied with those of this micro step
                 self._progress[index].flat.mul_(1.0 / scale)
         self._advance()
 
     def lend(self, unit: ParamUnit) -> None:
         """Lets a backward that does not count put its gradients into the unit's buffer, until they are dropped."""
-        if unit.trains and unit.index not in self._stayed:
-            self._let_read(self._progress[unit.index].slot)
+        if unit.trains and unit.index not in self._unreduced:
+            self._wait_readers(self._progress[unit.index].slot)
             unit.attach_grads()
 
     def open(self, unit: ParamUnit, *, is_there: bool = False) -> None:
@@ -281,8 +283,8 @@ class GradReducer:
             holder = self._holder.get(progress.slot)
             if holder is not None:
                 self._vacate(holder)
-            self._let_read(progress.slot)
-            if unit.index not in self._stayed:
+            self._wait_readers(progress.slot)
+            if unit.index not in self._unreduced:
                 unit.flat_grad.zero_()
             self._holder[progress.slot] = unit
             unit.begin_to_look()
@@ -317,14 +319,14 @@ class GradReducer:
         self._used.clear()
         self._advance()
         if self._stays:
-            self._stayed |= {number for number, p in enumerate(self._progress) if p.phase is not _Phase.IDLE}
+            self._unreduced |= {number for number, p in enumerate(self._progress) if p.phase is not _Phase.IDLE}
             if self._scale != 1.0:
-                for index in self._stayed:
+                for index in self._unreduced:
                     self._progress[index].flat.mul_(self._scale)
         else:
             for unit in self._canonical:
                 self._accumulate(unit)
-            self._stayed.clear()
+            self._unreduced.clear()
             self.has_sums = True
         for progress in self._progress:
             progress.phase = _Phase.IDLE
@@ -334,7 +336,7 @@ class GradReducer:
             if unit.has_grads:
                 _refuse_stray(unit, "after the backward of its forward had ended")
 
-    def reduce_what_stayed(self, *, strays: float | None = 1.0) -> None:
+    def reduce_unreduced(self, *, strays: float | None = 1.0) -> None:
         """Reduces the gradients of earlier micro steps, and strays, without those of another backward; see `begin`."""
         self.begin(order=tuple, used=(), strays=strays)
         self.finish()
@@ -346,8 +348,8 @@ class GradReducer:
         to be reduced with it is lost: then nothing but `zero` helps.
         """
         added = any(progress.phase is _Phase.DONE for progress in self._progress)
-        self.is_torn = self.is_torn or (self.has_sums and added) or bool(self._stayed)
-        self._stayed.clear()
+        self.is_torn = self.is_torn or (self.has_sums and added) or bool(self._unreduced)
+        self._unreduced.clear()
         for unit, progress in zip(self._units, self._progress, strict=True):
             if progress.pending is not None:
                 progress.pending.wait()
@@ -362,20 +364,20 @@ class GradReducer:
         self._cursor = self._summed = 0
         self._holder.clear()
 
-    def reduced_copy_of_stayed(self, unit: ParamUnit, start: int, numel: int) -> Tensor:
+    def reduced_copy_of_unreduced(self, unit: ParamUnit, start: int, numel: int) -> Tensor:
         """Returns what a reduction would add now of gradients that stay where they are, fp32; every rank must call.
 
         Args:
             unit: the unit.
-            start: in its buffer.
-            numel: from there on.
+            start: first element in the unit's buffer.
+            numel: number of elements from `start` on.
         """
         progress = self._progress[unit.index]
-        stays = unit.index in self._stayed
+        stays = unit.index in self._unreduced
         mine = progress.flat.narrow(0, start, numel).to(torch.float32, copy=True)
         if not stays:
             mine.zero_()
-        self._collectives.all_reduce(mine, of=unit.label).wait()
+        self._collectives.all_reduce(mine, label=unit.label).wait()
         return mine.div_(self._divide_by)
 
     def drop_strays(self) -> None:
@@ -386,7 +388,7 @@ class GradReducer:
     def zero(self) -> None:
         """Forgets the accumulated gradients: the next micro step writes over the sums, see `settle`."""
         self.is_torn = False
-        self._stayed.clear()
+        self._unreduced.clear()
         self.has_sums = False
         if self.unused is not None:
             self.unused.forget()
@@ -415,7 +417,7 @@ class GradReducer:
         last = [unit for unit in self._units if unit not in forward_order]
         mine = [unit.index for unit in [*reversed(forward_order), *last]]
         order = torch.tensor(mine, dtype=torch.int64, device=self._units[0].device)
-        self._collectives.broadcast(order, source=0, of="reduction order").wait()
+        self._collectives.broadcast(order, source=0, label="reduction order").wait()
         with self._collectives.reading("reduction order"):
             agreed = order.tolist()
         return [self._units[index] for index in agreed]
@@ -428,14 +430,14 @@ class GradReducer:
             unit = self._canonical[self._cursor]
             progress = self._progress[unit.index]
             if progress.phase is _Phase.IDLE and unit.index not in self._used:
-                if unit.index not in self._stayed:
+                if unit.index not in self._unreduced:
                     self._make_zeros(unit)
                 progress.phase = _Phase.COMPLETE
             if progress.phase is not _Phase.COMPLETE:
                 return
             reduce = self._collectives.reduce_scatter if self._shard_optimizer else self._collectives.all_reduce
             progress.sent = self._to_send(unit, progress.flat)
-            progress.pending = reduce(progress.sent, of=unit.label)
+            progress.pending = reduce(progress.sent, label=unit.label)
             progress.phase = _Phase.REDUCING
             self._cursor += 1
             if self._sums_early:
@@ -488,7 +490,7 @@ class GradReducer:
             self._accumulate(holder)
         if holder is None or self._progress[holder.index].phase is _Phase.DONE:
             self._holder[progress.slot] = unit
-            self._let_read(progress.slot)
+            self._wait_readers(progress.slot)
             progress.home.zero_()
         else:
             self._move_out(unit).zero_()
@@ -528,11 +530,11 @@ class GradReducer:
         if reader is not None:
             self._readers[progress.slot] = reader
             if progress.sent is not progress.home:
-                self._let_read(progress.slot)  # staging, or memory elsewhere: others take it without asking
+                self._wait_readers(progress.slot)  # staging, or memory elsewhere: others take it without asking
         self._move_home(unit)
         progress.phase = _Phase.DONE
 
-    def _let_read(self, slot: int) -> None:
+    def _wait_readers(self, slot: int) -> None:
         """Returns when nothing reads a slot any more; its next gradient may be written."""
         reader = self._readers.pop(slot, None)
         if reader is not None:

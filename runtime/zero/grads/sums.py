@@ -30,7 +30,7 @@ class GradSums(Protocol):
         """Adds `factor * reduced_N` to a unit's sum.
 
         Args:
-            index: of the unit.
+            index: index of the unit.
             reduced_N: its owned range, in the dtype that has travelled; may be overwritten.
             factor: 1 / ranks, for sums over ranks become means.
             first: the sum begins with it.
@@ -62,7 +62,7 @@ class ResidentSums:
     """Sums in a buffer a unit, beside the masters.
 
     Args:
-        units: of which it is asked; their `grad_sum`s are the buffers.
+        units: units with their sums here; their `grad_sum`s are the buffers.
     """
 
     def __init__(self, units: Sequence[ParamUnit]) -> None:
@@ -96,7 +96,7 @@ class SplitSums:
 
     Args:
         units: all units.
-        elsewhere: has the others.
+        elsewhere: sums of the units that do not have theirs beside the masters.
         leaving: numbers of these units, each to the number by which `elsewhere` knows it.
     """
 

@@ -24,7 +24,7 @@ class UnusedParameters:
     """See [Note: unused].
 
     Args:
-        units: that train.
+        units: units of trained parameters.
         collectives: the axis that gradients are summed over.
     """
 
@@ -80,7 +80,7 @@ class UnusedParameters:
         if self._collectives.size == 1:
             return frozenset(unused)
         used = torch.tensor([int(name not in unused) for name in names], device=self._units[0].device)
-        self._collectives.all_reduce(used, op="max", of="unused parameters").wait()
+        self._collectives.all_reduce(used, op="max", label="unused parameters").wait()
         with self._collectives.reading("unused parameters"):
             found = used.tolist()
         return frozenset(name for name, is_used in zip(names, found, strict=True) if not is_used)

@@ -1,6 +1,6 @@
 """Module hooks that tell the store and the reducer when a unit begins and ends: per unit, never per parameter.
 
-When a call's backward ends is decided in `timeline.py`; what a unit is, in `zero/units/find.py`; how reads of
+When a call's backward ends is decided in `unit_calls.py`; what a unit is, in `zero/units/find.py`; how reads of
 parameters outside of their unit's forward are seen, in `outside.py`.
 """
 
@@ -20,13 +20,13 @@ from torch.utils.hooks import RemovableHandle
 from dsrun.errors import ModelError
 
 from ...compat import in_transform, out_of_transforms
-from ...late_compiler import Uncompiled
+from ...late_compiler import UncompiledFunction
 from ...own_hooks import OwnHook
 from ..grads.reducer import GradReducer
 from ..params.store import ParamStore
 from ..units.unit import ParamUnit
 from .outside import ReadsOutside
-from .timeline import ScriptBackward, Timeline, UnitCalls
+from .unit_calls import CallTracker, ScriptBackward, UnitCalls
 
 _SEQUENCES = (tuple, list)
 
@@ -36,16 +36,16 @@ class UnitHooks:
 
     Args:
         units: all units.
-        store: asked for parameters.
-        reducer: told about gradients.
+        store: parameter store, which is asked for parameters.
+        reducer: gradient reducer, which is told about gradients.
     """
 
     def __init__(self, units: Sequence[ParamUnit], store: ParamStore, reducer: GradReducer) -> None:
         self._store = store
         self._reducer = reducer
         trained = [param for unit in units if unit.trains for param in unit.params]
-        self._timeline = Timeline(store, reducer, trained=lambda: trained)
-        self._drivers = [_UnitDriver(unit, self._timeline) for unit in units if unit.module is not None]
+        self._tracker = CallTracker(store, reducer, trained=lambda: trained)
+        self._drivers = [_UnitDriver(unit, self._tracker) for unit in units if unit.module is not None]
         self._handles: list[RemovableHandle] = []
         rest = [UnitCalls(unit) for unit in units if unit.module is None]
         self._places = {
@@ -55,7 +55,7 @@ class UnitHooks:
         }
         self._rest = [unit for unit in units if unit.module is None]
         self._rest_held = False
-        self._reach_root: Callable[[Any], None] = OwnHook(self._timeline.reach_root)
+        self._reach_root: Callable[[Any], None] = OwnHook(self._tracker.reach_root)
         self._watches: list[RemovableHandle] = []
         self._watched = False
         self._steps = 0
@@ -69,16 +69,16 @@ class UnitHooks:
         ]
 
     def follow_script(self, script: ScriptBackward) -> None:
-        """Has backwards of the script's own asked for; see [Note: backwards of the script] in `timeline.py`."""
-        self._timeline.script = script
+        """Has backwards of the script's own asked for; see [Note: backwards of the script] in `unit_calls.py`."""
+        self._tracker.script = script
 
     def find_failed(self) -> None:
         """Gives up a backward of the script's own that has raised, if one has; not inside a backward."""
-        self._timeline.find_failed()
+        self._tracker.find_failed()
 
     def before_forward(self) -> None:
         """The root's forward begins: the rest unit is needed from here on."""
-        self._timeline.find_failed()
+        self._tracker.find_failed()
         self._hold_rest()
 
     def before_backward(
@@ -93,10 +93,10 @@ class UnitHooks:
         """The root's backward begins. Enters a broadcast the first time, to agree on the order of reductions.
 
         Args:
-            retain_graph: there may be another backward through the same calls.
+            retain_graph: whether there may be another backward through the same calls.
             reduce: False: this micro step's gradients may be reduced with a later one's.
-            scale: see `GradReducer.begin`.
-            strays: likewise.
+            scale: factor that gradients are multiplied by when they are added; see `GradReducer.begin`.
+            strays: factor for gradients that exist already; None: they are refused; see `GradReducer.begin`.
             has_begun: the backward is under way already, so it may have come to parameters of the rest unit.
         """
         self._hold_rest()
@@ -112,11 +112,11 @@ class UnitHooks:
         for driver in self._drivers:
             if driver.calls.anywhere:
                 self._reducer.open(driver.calls.unit)
-        self._timeline.enter_backward(retain_graph=retain_graph)
+        self._tracker.enter_backward(retain_graph=retain_graph)
 
     def after_backward(self) -> None:
         """The root's backward has ended: nothing is in use any more, and all gradients are reduced."""
-        self._timeline.leave_backward()
+        self._tracker.leave_backward()
         self._reducer.finish()
         self.release_rest()
         if self._watches:
@@ -124,7 +124,7 @@ class UnitHooks:
 
     def abandon_backward(self) -> None:
         """The root's backward raised: what it left half done is forgotten, with its gradients."""
-        self._timeline.abandon_backward()
+        self._tracker.abandon_backward()
         self._reducer.abandon()
         self.release_rest()
         if self._watches:
@@ -152,7 +152,7 @@ class UnitHooks:
     def read_released(self, param: nn.Parameter) -> Tensor:
         """Returns the values of a parameter whose unit is not in use, with a gradient; every rank must call."""
         calls, position = self._places[id(param)]
-        return self._timeline.read_released(calls, position)
+        return self._tracker.read_released(calls, position)
 
     def unused_units(self) -> list[ParamUnit]:
         """Returns the units whose module has never been called."""
@@ -171,7 +171,7 @@ class UnitHooks:
         return [*self._rest, *order]
 
     def _enter_root(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._timeline.enter_root()
+        self._tracker.enter_root()
         self._hold_rest()
         inputs: set[Node] = set()
         if self._rest and torch.is_grad_enabled() and not in_transform():
@@ -180,10 +180,10 @@ class UnitHooks:
         self._inputs.append(inputs)
 
     def _leave_root(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._timeline.leave_root()
+        self._tracker.leave_root()
         inputs = self._inputs.pop() if self._inputs else set[Node]()
         if not torch.is_grad_enabled():
-            if not self._timeline.is_active:
+            if not self._tracker.is_active:
                 self.release_rest()
         elif self._rest and not in_transform():
             nodes: set[Node] = set()
@@ -223,7 +223,7 @@ class UnitHooks:
             for extent, param in zip(unit.layout.extents, unit.params, strict=True):
                 if not param.requires_grad:
                     continue  # frozen since the engine was made, which the step refuses by name
-                handle = param.register_hook(partial(self._timeline.check_place, driver.calls, extent.name))
+                handle = param.register_hook(partial(self._tracker.check_place, driver.calls, extent.name))
                 self._watches.append(handle)
 
     def _unwatch(self) -> None:
@@ -242,18 +242,18 @@ class _UnitDriver:
     """The hooks of one unit with a module.
 
     Attributes:
-        calls: of this unit, as the timeline follows them.
-        first_use: the timeline's clock at the first forward; None before.
+        calls: forward calls of this unit, as the tracker follows them.
+        first_use: the tracker's clock at the first forward; None before.
     """
 
-    def __init__(self, unit: ParamUnit, timeline: Timeline) -> None:
+    def __init__(self, unit: ParamUnit, tracker: CallTracker) -> None:
         assert unit.module is not None, "the rest unit has no module to hook"
         self.calls = UnitCalls(unit)
         self.first_use: int | None = None
-        self._timeline = timeline
+        self._tracker = tracker
         self._input_nodes: set[Node] = set()
         self._open = 0  # forwards that have begun; hooks after a forward also run where the one before it raised
-        self._reads = ReadsOutside(unit, Uncompiled(self._read))
+        self._reads = ReadsOutside(unit, UncompiledFunction(self._read))
         self._handles: list[RemovableHandle] = []
         for module in (unit.module, *unit.twins):
             self._handles += [
@@ -275,18 +275,18 @@ class _UnitDriver:
     def _read(self, position: int) -> Tensor:
         if in_transform():
             with out_of_transforms():
-                return self._timeline.read(self.calls, position, transformed=True)
-        return self._timeline.read(self.calls, position)
+                return self._tracker.read(self.calls, position, transformed=True)
+        return self._tracker.read(self.calls, position)
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if in_transform():
             self._enter_transformed()
             return
-        self._timeline.enter_forward(self.calls)
+        self._tracker.enter_forward(self.calls)
         self._open += 1
         self._reads.let_through()
         if self.first_use is None:
-            self.first_use = self._timeline.tick()
+            self.first_use = self._tracker.tick()
         # Now, for the forward may change an input in place, which gives the tensor another node.
         self._input_nodes.clear()
         _add_nodes(args, self._input_nodes)
@@ -301,14 +301,14 @@ class _UnitDriver:
             self._reads.watch()
         if in_transform():
             with out_of_transforms():
-                self._timeline.leave_forward(self.calls, has_graph=False)
+                self._tracker.leave_forward(self.calls, has_graph=False)
             return
         # An input handed through belongs to the call that made it.
         nodes: set[Node] = set()
         _add_nodes(output, nodes)
         nodes -= self._input_nodes
         self._input_nodes.clear()
-        begin = self._timeline.leave_forward(self.calls, has_graph=bool(nodes))
+        begin = self._tracker.leave_forward(self.calls, has_graph=bool(nodes))
         if begin is not None:
             for node in nodes:
                 node.register_prehook(begin)
@@ -322,10 +322,10 @@ class _UnitDriver:
     def _enter_transformed(self) -> None:
         """The forward begins inside a transform of torch.func: what it reads are copies, see [Note: transforms]."""
         with out_of_transforms():
-            self._timeline.enter_forward(self.calls)
+            self._tracker.enter_forward(self.calls)
         self._open += 1
         if self.first_use is None:
-            self.first_use = self._timeline.tick()
+            self.first_use = self._tracker.tick()
 
 
 def _add_nodes(value: Any, nodes: set[Node]) -> None:

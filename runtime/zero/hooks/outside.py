@@ -53,7 +53,7 @@ class ReadsOutside:
 
     Args:
         unit: a unit with a module.
-        read: asked what a read gets, with the parameter's position in the unit.
+        read: function that gets the parameter's position in the unit, and returns the tensor that a read gets.
     """
 
     def __init__(self, unit: ParamUnit, read: Callable[[int], Tensor]) -> None:
@@ -64,7 +64,7 @@ class ReadsOutside:
             plain: dict[str, Any] = module.__dict__["_parameters"]
             positions = {name: (position_of[id(p)], p) for name, p in plain.items() if id(p) in position_of}
             if positions:
-                self._dicts.append((module.__dict__, plain, _Watched(plain, positions, read, unit.arrive)))
+                self._dicts.append((module.__dict__, plain, _Watched(plain, positions, read, unit.wait_update)))
         self.watch()
 
     def watch(self) -> None:
@@ -83,9 +83,10 @@ class _Watched(dict[str, Any]):
 
     Args:
         plain: the module's own dict.
-        positions: of its parameters in the unit, each with the parameter.
-        read: see `ReadsOutside`.
-        arrive: called before whoever goes through all of them gets any: an update may still bring new values.
+        positions: position in the unit of each of the module's parameters, with the parameter itself, by name.
+        read: function that returns the tensor that a read gets; see `ReadsOutside`.
+        arrive: callback, called before anybody who goes through all parameters gets any: an update may still bring new
+            values.
     """
 
     def __init__(
@@ -151,12 +152,12 @@ def _check_differentiated(name: str, value: Any) -> None:
         )
 
 
-class Reading:
+class OutsideRead:
     """One read; autograd holds it for as long as a backward may come to what was read.
 
     Args:
-        fetch: makes the values.
-        before_grad: called before a gradient reaches the parameter.
+        fetch: function that makes the values.
+        before_grad: callback, called before a gradient reaches the parameter.
     """
 
     __slots__ = ("__weakref__", "before_grad", "fetch")
@@ -166,7 +167,7 @@ class Reading:
         self.before_grad = before_grad
 
 
-def handed_out(param: nn.Parameter, reading: Reading) -> Tensor:
+def handed_out(param: nn.Parameter, reading: OutsideRead) -> Tensor:
     """Returns what a read of `param` gets; its gradient flows to `param`."""
     made = _HandedOut.apply(param, reading)
     assert isinstance(made, Tensor), "an autograd function of one output"
@@ -227,7 +228,7 @@ def _give_memory(read: Tensor, value: Tensor) -> None:
 
 class _HandedOut(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, param: Tensor, reading: Reading) -> Tensor:
+    def forward(ctx: Any, param: Tensor, reading: OutsideRead) -> Tensor:
         ctx.reading = reading
         return reading.fetch()
 

@@ -37,7 +37,7 @@ class AbsentTensor(Tensor):
     """Shape and dtype of a tensor, on the meta device; everything that needs its values is refused.
 
     Attributes:
-        label: what it stands for, for messages.
+        label: name of the tensor that this one stands for, for messages.
     """
 
     label: str

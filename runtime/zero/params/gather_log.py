@@ -29,9 +29,9 @@ class GatherLog:
     """One rank's notes.
 
     Args:
-        names: of the units, by their index.
+        names: names of the units, by their index.
         collectives: the axis they are gathered over.
-        device: where its buffers live.
+        device: device of the log's buffers.
     """
 
     def __init__(self, names: Mapping[int, str], collectives: Collectives, device: torch.device) -> None:
@@ -95,7 +95,7 @@ class GatherLog:
         table = torch.zeros(size, len(mine), dtype=torch.int64)
         table[rank] = torch.tensor(list(mine), dtype=torch.int64)
         flat = table.view(-1).to(self._device)
-        self._collectives.all_reduce(flat, of="gather log").wait()
+        self._collectives.all_reduce(flat, label="gather log").wait()
         with self._collectives.reading("gather log"):
             return flat.view(size, -1).tolist()
 

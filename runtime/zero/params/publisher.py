@@ -18,13 +18,15 @@ def publish(units: Sequence[ParamUnit], plan: ZeroPlan, collectives: Collectives
 
     Args:
         units: all units, after the optimizer's step.
-        plan: what is sharded.
+        plan: plan of what is sharded.
         collectives: the axis the shards lie on.
-        store: told that gathered copies are stale.
+        store: parameter store, which is told that gathered copies are stale.
     """
     write_parameters(units, plan)
     if plan.shard_optimizer and not plan.shard_parameters:
-        pending: list[Pending] = [collectives.all_gather(unit.flat_param, unit.shard, of=unit.label) for unit in units]
+        pending: list[Pending] = [
+            collectives.all_gather(unit.flat_param, unit.shard, label=unit.label) for unit in units
+        ]
         for work in pending:
             work.wait()
     store.invalidate()
@@ -41,8 +43,8 @@ def write_parameters(units: Sequence[ParamUnit], plan: ZeroPlan) -> None:
     """Writes master shards into this rank's own part of the parameters, where these are not the masters themselves.
 
     Args:
-        units: after the optimizer's step.
-        plan: what is sharded.
+        units: units, after the optimizer's step.
+        plan: plan of what is sharded.
     """
     for unit in units:
         if unit.tier is not None:

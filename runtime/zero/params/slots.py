@@ -39,7 +39,7 @@ def allocate_slots(units: Sequence[ParamUnit], *, count: int, reserve: Reserve) 
     Args:
         units: all units that have such a buffer, in order; those with modules are of one dtype.
         count: slots that the units with modules share.
-        reserve: see `Reserve`.
+        reserve: function that makes a zeroed arena for all slots of one dtype; see `Reserve`.
 
     Returns:
         for each unit its slot's number and a view [padded_numel] that starts where the slot starts.
@@ -56,10 +56,10 @@ def views_of_slots(
     """Allocates the slots of a plan and returns, for each that has a place in it, a view from its slot's start.
 
     Args:
-        plan: which slot each has, and how large slots are.
+        plan: plan with the slot of each buffer and the size of each slot.
         numels: elements of each.
-        dtypes: of each; those that share a slot have one.
-        reserve: see `Reserve`.
+        dtypes: dtype of each buffer; buffers that share a slot have the same one.
+        reserve: function that makes a zeroed arena for all slots of one dtype; see `Reserve`.
     """
     dtype_of = dict(zip(plan.slot_of, dtypes, strict=True))
     memory: dict[int, Tensor] = {}
@@ -90,8 +90,8 @@ def turns_of(units: Sequence[ParamUnit], budgets: GatherBudgets) -> GatherPlan:
     """Returns which of the units' parameters stay gathered, and how the others take turns.
 
     Args:
-        units: in order of registration, each with its `frozen`, which does not stay.
-        budgets: what the config allows.
+        units: units in order of registration, each with its `frozen`, which does not stay gathered.
+        budgets: limits that the config sets for gathered parameters.
     """
     elements = [elements_of(unit) for unit in units]
     return plan_gathering(elements, [stays.trained for stays in choose_staying(elements, budgets)], budgets)

@@ -58,8 +58,8 @@ class _Place:
 
     Attributes:
         slot: the slot.
-        unit: who acquires it.
-        parts: what is gathered into it: the unit itself, its `frozen`, or both.
+        unit: unit that is acquired for these parameters.
+        parts: units that are gathered into the slot: the unit itself, its `frozen`, or both.
     """
 
     slot: _Slot
@@ -88,11 +88,12 @@ class SlottedStore:
         units: units that are acquired, in order of registration, each with its `frozen`; their parameters are bound to
             the slots here.
         collectives: the axis the shards lie on.
-        plan: what stays and how many slots the others share, for these units; None: nothing, and two, which lets one
-            gather overlap one unit's compute. With one slot each unit is gathered when it is needed.
+        plan: plan for these units: what stays gathered, and how many slots the others share (one slot: each unit is
+            gathered when it is needed). None: nothing stays, and two slots, which lets one gather overlap one unit's
+            compute.
         poison: fill a slot with NaN whenever its unit is released, so that a use after release shows. Costs a write,
             and a gather at every use.
-        arenas: where the slots are reserved; None: in some of their own.
+        arenas: arenas that the slots are reserved in; None: in arenas of their own.
     """
 
     always_there = False
@@ -128,10 +129,10 @@ class SlottedStore:
             plan.slots,
             [cell.numel for cell in plan.cells],
             [units[cell.unit].dtype for cell in plan.cells],
-            reserve=lambda n, of: arenas.reserve(
-                "gather slots" + ("" if of == dtype else in_dtype(of)),
+            reserve=lambda n, label: arenas.reserve(
+                "gather slots" + ("" if label == dtype else in_dtype(label)),
                 n,
-                lambda numel: zeros(numel, dtype=of, device=device),
+                lambda numel: zeros(numel, dtype=label, device=device),
             ),
         )
         slots: dict[int, _Slot] = {}
@@ -216,7 +217,7 @@ class SlottedStore:
         part = unit.frozen if of_frozen and unit.frozen is not None else unit
         if any(place.slot.users and place.slot.occupant is not unit for place in self._places[unit.index]):
             flat = torch.empty_like(part.flat_param)
-            part.arrive()
+            part.wait_update()
             gather(part, flat, self._collectives).wait()
             self._log.note(part.index)
             return part.views(flat)[position - len(unit.params) if of_frozen else position].clone()
@@ -245,7 +246,7 @@ class SlottedStore:
             slot = place.slot
             if self._stays(place) and not self.poison:
                 slot.occupant, slot.missing = place.unit, place.parts
-                if place.unit.arrival is None:
+                if place.unit.pending_update is None:
                     self._gather(slot)  # else it would wait for its values now
         self._order.restart()
         self._is_recorded |= self._has_begun
@@ -285,7 +286,7 @@ class SlottedStore:
         """See `ParamStore`; one all-reduce of two numbers."""
         taken = self.take_fingerprint()
         bounds = torch.tensor([taken, -taken], device=self._device)
-        self._collectives.all_reduce(bounds, op="max", of="gather order").wait()
+        self._collectives.all_reduce(bounds, op="max", label="gather order").wait()
         with self._collectives.reading("gather order"):
             largest, negated_smallest = bounds.tolist()
         if largest != -negated_smallest:
@@ -315,7 +316,7 @@ class SlottedStore:
     def _gather(self, slot: _Slot) -> None:
         slot.wait()
         for part in slot.missing:
-            part.arrive()
+            part.wait_update()
             slot.pending.append(gather(part, part.flat_param, self._collectives))
             self._log.note(part.index)
         slot.missing = ()

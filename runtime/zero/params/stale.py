@@ -22,7 +22,7 @@ class StaleMarks:
 
     Args:
         slot_N: the whole slot, flat.
-        parts: what is ever gathered into it, bound to it already.
+        parts: units that are ever gathered into the slot, bound to it already.
     """
 
     def __init__(self, slot_N: Tensor, parts: Sequence[ParamUnit]) -> None:

@@ -46,8 +46,8 @@ class ParamStore(Protocol):
 
         Args:
             unit: the unit.
-            position: of the parameter, in `gathered_params`.
-            evaluating: see `acquire`.
+            position: position of the parameter in `gathered_params`.
+            evaluating: whether no backward comes after this forward; see `acquire`.
         """
         ...
 
@@ -88,7 +88,7 @@ class ResidentStore:
 
     def acquire(self, unit: ParamUnit, *, evaluating: bool = False) -> None:
         """See `ParamStore`: the last update's values may still be on their way."""
-        unit.arrive()
+        unit.wait_update()
 
     def release(self, unit: ParamUnit) -> None:
         """See `ParamStore`: nothing to do."""
@@ -99,7 +99,7 @@ class ResidentStore:
 
     def read(self, unit: ParamUnit, position: int, *, evaluating: bool = False) -> Tensor:
         """See `ParamStore`: the parameter's own memory."""
-        unit.arrive()
+        unit.wait_update()
         return unit.params[position].detach()
 
     def invalidate(self) -> None:

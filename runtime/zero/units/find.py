@@ -44,10 +44,10 @@ class UnitSpec:
 
     Attributes:
         name: the module's qualified name, or `rest`.
-        module: whose forward uses the parameters; None for the rest unit.
+        module: module that uses the parameters in its forward; None for the rest unit.
         params: (qualified name, parameter), each parameter of the model in one unit only.
-        dtype: that the parameters stay in; None: the one that the model computes in.
-        wire: dtype that gradients travel in; None: that of all others.
+        dtype: dtype that the parameters stay in; None: the dtype that the model computes in.
+        comm_dtype: dtype that gradients travel in; None: that of all others.
         twins: other modules that have the same parameters, all of them.
     """
 
@@ -55,21 +55,21 @@ class UnitSpec:
     module: nn.Module | None
     params: tuple[tuple[str, nn.Parameter], ...]
     dtype: torch.dtype | None = None
-    wire: torch.dtype | None = None
+    comm_dtype: torch.dtype | None = None
     twins: tuple[nn.Module, ...] = ()
 
 
 def find_units(
-    model: nn.Module, *, kept: Collection[int] = (), light: Collection[int] = (), wire: torch.dtype | None = None
+    model: nn.Module, *, kept: Collection[int] = (), light: Collection[int] = (), comm_dtype: torch.dtype | None = None
 ) -> list[UnitSpec]:
     """Groups the trainable parameters of `model` into units, see [Note: units].
 
     Args:
         model: the model.
         kept: ids of parameters that stay in fp32 where the others have 16 bits.
-        light: ids of parameters whose gradients may travel in `wire`. A module's unit that has some has no others:
-            these are in the rest unit, which travels as ever, whatever is in it.
-        wire: see `light`.
+        light: ids of parameters whose gradients may travel in `comm_dtype`. A module's unit that has some has no
+            others: these are in the rest unit, which travels as ever, whatever is in it.
+        comm_dtype: dtype that the gradients of the parameters in `light` may travel in; None: that of all others.
 
     Returns:
         units with modules in order of registration; the rest units last, and only where they have parameters.
@@ -80,7 +80,7 @@ def find_units(
 
     units = [unit for whole in _modules_with_params(model) if (unit := _only(whole, is_wanted)).params]
     if light:
-        units = [_lightened(unit, light, wire) for unit in units]
+        units = [_lightened(unit, light, comm_dtype) for unit in units]
     taken = {id(param) for unit in units for _, param in unit.params}
     rest = [(name, param) for name, param in model.named_parameters() if is_trained(param) and id(param) not in taken]
     for name, dtype in ((REST, None), (KEPT, torch.float32)):
@@ -116,10 +116,10 @@ def _only(unit: UnitSpec, wanted: Callable[[nn.Parameter], bool]) -> UnitSpec:
     return replace(unit, params=tuple((name, param) for name, param in unit.params if wanted(param)))
 
 
-def _lightened(unit: UnitSpec, light: Collection[int], wire: torch.dtype | None) -> UnitSpec:
-    """Returns the unit with those of its parameters alone that may travel in `wire`; as it is where there are none."""
+def _lightened(unit: UnitSpec, light: Collection[int], comm_dtype: torch.dtype | None) -> UnitSpec:
+    """Returns the unit with only those of its parameters that may travel in `comm_dtype`; itself where none may."""
     params = tuple(item for item in unit.params if id(item[1]) in light)
-    return replace(unit, params=params, wire=wire) if params else unit
+    return replace(unit, params=params, comm_dtype=comm_dtype) if params else unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +146,9 @@ def _candidates(module: nn.Module, prefix: str = "", *, in_block: bool = False) 
     """Yields what inside `module` may become a unit; none contains another.
 
     Args:
-        module: where to look.
-        prefix: of names in it.
-        in_block: it is a block that is looked into, whose parts are called like blocks.
+        module: module to search for units.
+        prefix: prefix of the names in `module`.
+        in_block: whether `module` is a block that is itself searched; its parts are called in the way that blocks are.
     """
     if is_leaf(module):
         return

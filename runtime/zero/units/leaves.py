@@ -76,7 +76,7 @@ def set_leaf_modules_by_name(
 
     Args:
         model: the model.
-        module_names: as `model.named_modules()` has them.
+        module_names: qualified names of the modules, as in `model.named_modules()`.
         flag: False: they are not gathered as one.
         raise_if_not_found: a name that is missing is an error.
 
@@ -150,7 +150,7 @@ def mark_leaves(
         classes: class names, with or without their module's.
         names: qualified names of modules.
         name_suffixes: endings of qualified names.
-        say: told in one line what was not found.
+        say: callback that gets a line of text on what was not found.
     """
     where = "zero_optimization.leaf_module"
     missing = [name for name in classes if not _mark_classes(model, [name], True, False, where)]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from dsrun.errors import ModelError
 
 from ...compat import without_overrides
-from ..partition_parameters import EngineParameter, Home, ShardedParameter, home_of, memory_of, set_memory
+from ..partition_parameters import EngineParameter, ParameterOwner, ShardedParameter, home_of, memory_of, set_memory
 
 _T: Any = Tensor
 #: Getters that read values; all others (shape, dtype, grad, ...) do not.
@@ -134,7 +134,7 @@ def outside(values: Tensor, param: nn.Parameter) -> Tensor:
 
     Args:
         values: the copy, with a gradient or without.
-        param: whose.
+        param: parameter that the values were copied from.
     """
     home = home_of(param)
     if home is None:
@@ -147,13 +147,13 @@ class _Source:
     """A copy of a parameter's whole values, which operations read and write.
 
     Args:
-        home: of the parameter.
+        home: home of the parameter.
         values: the copy.
     """
 
     __slots__ = ("_follows", "_moment", "home", "memory")
 
-    def __init__(self, home: Home, values: Tensor) -> None:
+    def __init__(self, home: ParameterOwner, values: Tensor) -> None:
         self.home = home
         self.memory = values.detach()
         self._follows = not values.requires_grad  # a graph reads what it has read
@@ -198,7 +198,7 @@ class _Seen:
     Args:
         tensor: a copy, or a view of one.
         source: the copy.
-        is_leaf: it stands for a parameter.
+        is_leaf: whether the tensor stands for a parameter.
     """
 
     __slots__ = ("_node", "_version", "is_leaf", "source", "tensor")
@@ -346,4 +346,4 @@ def _each(value: Any, act: Callable[[Any], None]) -> None:
 def _arrive(tensor: Tensor) -> None:
     home = home_of(tensor) if isinstance(tensor, PendingParameter) else None
     if home is not None:
-        home.arrive()
+        home.wait_update()

@@ -24,10 +24,10 @@ class ShardTier(Protocol):
         """Makes room for slices of these sizes, which `admit` fills; every rank must call.
 
         Args:
-            name: of the arena, as the device would call it.
+            name: name of the arena, the same as on the device.
             numels: elements of each slice.
-            dtype: of their elements.
-            labels: of their units, for errors.
+            dtype: dtype of the slices' elements.
+            labels: labels of the units that the slices belong to, for errors.
         """
         ...
 
@@ -39,16 +39,16 @@ class ShardTier(Protocol):
         """
         ...
 
-    def gather(self, index: int, flat_N: Tensor, *, of: str) -> Pending:
+    def gather(self, index: int, flat_N: Tensor, *, label: str) -> Pending:
         """Starts to fill `flat_N`, on the device, with the slices of all ranks; every rank must call.
 
         Runs after all that the current stream has been given. What it returns must be waited for in the order of the
         gathers on every rank, for the collective may begin only then.
 
         Args:
-            index: of the unit.
+            index: index of the unit.
             flat_N: flat, size * S elements; overwritten.
-            of: what is gathered, for who watches.
+            label: name of the data that is gathered, shown to observers of the wait.
         """
         ...
 
@@ -70,5 +70,5 @@ def gather(unit: ParamUnit, flat_N: Tensor, collectives: Collectives) -> Pending
         collectives: the axis the slices lie on.
     """
     if unit.tier is None:
-        return collectives.all_gather(flat_N, unit.shard, of=unit.label)
-    return unit.tier.gather(unit.index, flat_N, of=unit.label)
+        return collectives.all_gather(flat_N, unit.shard, label=unit.label)
+    return unit.tier.gather(unit.index, flat_N, label=unit.label)

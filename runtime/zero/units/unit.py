@@ -22,7 +22,7 @@ from .tier import ShardTier
 from .write_watch import WriteWatch
 
 
-class Arrival(Protocol):
+class PendingUpdate(Protocol):
     """An update that goes on behind its step, and brings units their parameters one by one."""
 
     def wait(self, index: int) -> None:
@@ -55,10 +55,10 @@ class ParamUnit:
 
     Attributes:
         index: position among the units, in order of registration.
-        label: what it is called where something waits for it.
-        module: whose forward uses the parameters; None for the rest unit.
+        label: number and name of the unit, as messages about waits show them.
+        module: module that uses the parameters in its forward; None for the rest unit.
         twins: other modules whose forwards use the same parameters.
-        wire: dtype that gradients travel in; None: that of all others.
+        comm_dtype: dtype that gradients travel in; None: that of all others.
         params: the model's parameters, in the order of `layout.extents`.
         layout: places in the flat buffers, see [Note: flat buffers].
         owned: [start, stop) of the flat buffer that this rank updates: its slice, or everything at stage 0.
@@ -66,22 +66,25 @@ class ParamUnit:
             memory of a slot, valid between acquire and release.
         flat_grad: compute dtype, [padded_numel]; the gradients are views of it. Its own, or the memory of a slot.
         shard: compute dtype, this rank's slice of the parameters; a view of `flat_param` unless that is a slot.
-        tier: what holds `shard`, where that is not on the device.
+        tier: tier that holds `shard` where that is not on the device; None where it is.
         master: the owned range as the optimizer updates it, fp32 or as the config says; shares memory with the
             parameters if they have that dtype.
-        halves: has the values of `master` where that lies in two halves, and is a shape alone; None: it has them.
-        grad_sum: the owned range of the gradient, reduced over ranks and summed over micro batches; likewise. Empty
-            where the optimizer steps elsewhere, and `GradSums` of its own have the sum.
-        is_away: its masters are in host memory or on a disk, and stepped there.
-        arrival: what brings the parameters new values, where an update may go on behind its step; None: they are there.
-        window: through which the optimizer sees the owned range, where it computes in another dtype; shared by all.
+        halves: holder of the values of `master`, where these lie in two halves and `master` is a shape alone; None:
+            `master` has them.
+        grad_sum: owned range of the gradient, reduced over ranks and summed over micro batches, in fp32 or as the
+            config says. Empty where the optimizer steps elsewhere and a separate `GradSums` has the sum.
+        steps_on_host: its masters are in host memory or on a disk, and stepped there.
+        pending_update: update that brings the parameters new values, where it may go on behind its step; None: the
+            values are there.
+        window: memory in another dtype through which the optimizer sees the owned range, shared by all units of one
+            parameter dtype; None where it needs none.
         trains: False for a unit of frozen parameters, which has no gradients and no optimizer state.
         frozen: unit of the frozen parameters of the same module that is gathered and dropped with this one; None where
             there are none, or they are whole on every rank.
         shown: those of `gathered_params` that have a class of ours, which `show` changes.
         writes: sees what scripts write to the parameters.
-        on_write: called with the unit and positions of parameters that were written to where they are gathered, before
-            that memory is given up; None: the parameters are always there.
+        on_write: callback that gets the unit and the positions of gathered parameters that were written to, before
+            their memory is given up; None: the parameters are always there.
         without_grad: positions of parameters that have got no gradient since somebody set this, see `look_for_grads`.
     """
 
@@ -93,7 +96,7 @@ class ParamUnit:
         self.name = spec.name
         self.module = spec.module
         self.twins = spec.twins
-        self.wire = spec.wire
+        self.comm_dtype = spec.comm_dtype
         self.params = [param for _, param in spec.params]
         self.layout: UnitLayout = lay_out(
             spec.name, [(name, param.shape) for name, param in spec.params], world_size=world_size
@@ -104,12 +107,12 @@ class ParamUnit:
         self.flat_grad = empty
         self.shard = empty
         self.tier: ShardTier | None = None
-        self.is_away = False
+        self.steps_on_host = False
         self.master = empty
         self.halves: MasterHalves | None = None
         self.grad_sum = empty
         self.window: Window | None = None
-        self.arrival: Arrival | None = None
+        self.pending_update: PendingUpdate | None = None
         self.shown: list[Any] = []
         self._is_pending = False
         self.writes = WriteWatch(self.params)
@@ -145,10 +148,10 @@ class ParamUnit:
         """Returns the values of `master`: itself, or a copy where it lies in halves, to be put back by `part`."""
         return self.master if self.halves is None else self.halves.joined()
 
-    def arrive(self) -> None:
-        """Returns when the parameters may be read where they lie; see `Arrival`."""
-        if self.arrival is not None:
-            self.arrival.wait(self.index)
+    def wait_update(self) -> None:
+        """Returns when the parameters may be read where they lie; see `PendingUpdate`."""
+        if self.pending_update is not None:
+            self.pending_update.wait(self.index)
             if self._is_pending:
                 self._is_pending = False
                 self.show(EngineParameter)
@@ -164,9 +167,9 @@ class ParamUnit:
             param.__class__ = kind
 
     def settle(self) -> None:
-        """Returns when nothing works on the parameters, masters or states behind the last step; see `Arrival`."""
-        if self.arrival is not None:
-            self.arrival.settle()
+        """Returns when nothing works on the parameters, masters or states behind the last step; see `PendingUpdate`."""
+        if self.pending_update is not None:
+            self.pending_update.settle()
 
     def views(self, flat_N: Tensor) -> list[Tensor]:
         """Returns a view of `flat_N` for each parameter, in its shape."""

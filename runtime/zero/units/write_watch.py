@@ -35,8 +35,8 @@ class WriteWatch:
         """Returns an alias of a parameter's memory whose changes are seen.
 
         Args:
-            position: of the parameter.
-            memory: that it has now.
+            position: position of the parameter in the unit.
+            memory: memory that the parameter has now.
         """
         kept = self._handed.get(position)
         if kept is None or kept[0].data_ptr() != memory.data_ptr() or kept[0].shape != memory.shape:

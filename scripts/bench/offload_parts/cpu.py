@@ -63,9 +63,9 @@ class _Run:
 
     Args:
         count: blocks.
-        compute_s: of a block's forward.
-        step_s: of its range's step.
-        overlaps: as `OffloadedUpdate` takes it; None: no step is taken.
+        compute_s: seconds of one block's forward.
+        step_s: seconds of the optimizer step of one block's range.
+        overlaps: whether the update goes on behind the step, as `OffloadedUpdate` takes it; None to take no step.
     """
 
     def __init__(self, count: int, compute_s: float, step_s: float, *, overlaps: bool | None) -> None:

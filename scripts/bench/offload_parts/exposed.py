@@ -84,10 +84,10 @@ class _Run:
     """Blocks of one rank, passed through.
 
     Args:
-        stage: of ZeRO.
+        stage: ZeRO stage.
         axis: the ranks.
         count: blocks.
-        compute_s: of a block's forward.
+        compute_s: seconds of one block's forward.
         ahead: step before the norm is known.
     """
 

@@ -28,7 +28,7 @@ from zero_peers.figures import Figures
 import dsrun
 from dsrun.direct_io.buffers import huge_buffer
 from dsrun.direct_io.extent_file import Extent, ExtentFile
-from dsrun.direct_io.pending import Pending
+from dsrun.direct_io.pending import PendingIo
 from dsrun.direct_io.settings import IoSettings
 
 from .options import Options
@@ -158,7 +158,7 @@ def _steps(folder: str, options: Options) -> Figures:
         before = engine.counters()
         began_s = time.perf_counter()
         engine.step()
-        engine._parts.step.away.settle()
+        engine._update.away.settle()
         took_s = time.perf_counter() - began_s
         moved = engine.counters().since(before).drives
         floor_s = floor.run()
@@ -189,8 +189,8 @@ class _Floor:
     def run(self) -> float:
         """Returns the seconds of one pass."""
         began_s = time.perf_counter()
-        reads: deque[tuple[Extent, Pending]] = deque()
-        writes: deque[Pending] = deque()
+        reads: deque[tuple[Extent, PendingIo]] = deque()
+        writes: deque[PendingIo] = deque()
         for number, extent in enumerate(self._extents):
             reads.append((extent, self._file.read(extent, self._buffers[number % 2])))
             if len(reads) > 1:
@@ -200,7 +200,7 @@ class _Floor:
             pending.wait()
         return time.perf_counter() - began_s
 
-    def _write_back(self, extent: Extent, read: Pending, writes: deque[Pending]) -> None:
+    def _write_back(self, extent: Extent, read: PendingIo, writes: deque[PendingIo]) -> None:
         read.wait()
         if len(writes) > 1:
             writes.popleft().wait()

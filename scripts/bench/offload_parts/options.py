@@ -12,7 +12,7 @@ class Options:
     Attributes:
         peer_python: an interpreter that has DeepSpeed; None: without it.
         runs: rounds that count; one before them does not.
-        threads: for everybody.
+        threads: number of threads that every contender uses.
         quick: sizes for a look at whether it runs; such figures say nothing.
     """
 

@@ -16,7 +16,7 @@ from dsrun.runtime.memory.arenas import Arenas
 from dsrun.runtime.memory.bus import ThreadBus
 from dsrun.runtime.memory.host_pool import HostPool
 from dsrun.runtime.mesh.collectives import Collectives
-from dsrun.runtime.offload.ahead.double_buffer import SecondSet
+from dsrun.runtime.offload.ahead.double_buffer import DoubleBuffer
 from dsrun.runtime.offload.host_gradients import HostGradients
 from dsrun.runtime.offload.states.host_range import HostRange
 from dsrun.runtime.offload.step.cpu_optimizer import CpuOptimizer
@@ -51,19 +51,19 @@ class BlocksOnHost:
     """A model of linear blocks of one rank.
 
     Args:
-        stage: of ZeRO.
+        stage: ZeRO stage.
         axis: the ranks.
         count: blocks.
-        bus_s: of a block's slice, each way.
-        step_s: of its range.
+        bus_s: seconds that the bus takes for one block's slice, in each direction.
+        step_s: seconds of the optimizer step of one block's range.
         ahead: step before the norm is known.
-        overlaps: as `OffloadedUpdate` takes it.
+        overlaps: whether the update goes on behind the step, as `OffloadedUpdate` takes it.
 
     Attributes:
         units: the blocks.
-        gradients: on their way to the host.
-        reducer: that sends them there.
-        store: of the parameters.
+        gradients: gradients on their way to the host.
+        reducer: reducer that sends the gradients to the host.
+        store: store of the parameters.
         update: steps the blocks.
     """
 
@@ -122,7 +122,7 @@ class BlocksOnHost:
         ]
         second = None
         if ahead:
-            second = SecondSet(ranges, [0] * count, state_dtype=torch.float32, copied=pool, own=pool, memory=memory)
+            second = DoubleBuffer(ranges, [0] * count, state_dtype=torch.float32, copied=pool, own=pool, memory=memory)
         host = CpuOptimizer(
             ranges,
             optimizer,

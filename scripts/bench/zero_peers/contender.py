@@ -34,7 +34,7 @@ class EngineTrainer:
     """A `Trainer` over an engine with DeepSpeed's calls.
 
     Args:
-        engine: called for the loss, with `backward` and `step`.
+        engine: engine that returns the loss when it is called, and has `backward` and `step`.
     """
 
     def __init__(self, engine: Any) -> None:

@@ -27,10 +27,10 @@ class Figures:
 
     Attributes:
         title: its heading.
-        unit: of all its figures.
-        values: by row, one a round.
-        notes: by row, said in a column of their own.
-        verdicts: on the table.
+        unit: unit of all figures in the table.
+        values: figures of each row by its name, one for each round.
+        notes: notes by the name of the row, shown in a column of their own.
+        verdicts: verdicts on the figures of the table.
     """
 
     title: str

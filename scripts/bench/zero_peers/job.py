@@ -14,7 +14,7 @@ class Shape:
     Attributes:
         layers: transformer blocks.
         hidden: width.
-        heads: of attention.
+        heads: number of attention heads.
         vocab: tokens there are.
         seq: tokens of a sample.
         micro: samples of a forward.
@@ -49,8 +49,8 @@ class Job:
 
     Attributes:
         contender: `dsrun`, `deepspeed`, `fsdp2`, `plain` (one process and a torch optimizer), or `floor`.
-        stage: of ZeRO; for `floor`, the stage whose work it does.
-        ranks: of the job.
+        stage: ZeRO stage; for the contender `floor`, the stage that it does the work of.
+        ranks: number of ranks of the job.
         shape: the model.
         bf16: parameters and gradients in bf16 with fp32 masters, else everything in fp32.
         memfd: descriptor of memory that the ranks of `floor` share; -1 for none.

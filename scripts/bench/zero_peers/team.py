@@ -29,7 +29,7 @@ class Team:
     """All ranks of a job, each a process with one thread; a context, at whose end none is left.
 
     Args:
-        job: what they do.
+        job: job that the ranks do.
         python: the interpreter that has the contender.
     """
 

@@ -31,7 +31,7 @@ class Engine(EngineTrainer):
     def traffic(self) -> dict[str, dict[str, int]]:
         """See `Trainer`: the axis' own counters, and the elements of all units, which theory needs."""
         counted = self._engine.counters().collectives
-        numel = {"all": sum(unit.layout.padded_numel for unit in self._engine._parts.step.units)}
+        numel = {"all": sum(unit.layout.padded_numel for unit in self._engine._sharded.units)}
         return {"calls": dict(counted.calls), "bytes": dict(counted.bytes), "padded_numel": numel}
 
 

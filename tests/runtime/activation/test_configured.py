@@ -16,6 +16,7 @@ from dsrun import checkpointing
 from dsrun.errors import ConfigError, InputError, ModelError
 from dsrun.runtime.activation.configured import _process
 from dsrun.runtime.engine.compose.distributed import init_distributed
+from support.inside_engine import hooks_of
 from support.ranks import run_ranks
 from support.training import config, make_engine
 
@@ -115,10 +116,10 @@ def test_a_script_that_has_configured_chooses_its_calls_and_a_policy_goes_before
     checkpointing.configure(None, checkpoint_in_cpu=True)
     keys = {"activation_checkpointing": {"cpu_checkpointing": True}}
     engine = make_engine({**config(0, micro=1), **keys})
-    assert engine._parts.activations is None
+    assert hooks_of(engine).activations is None
     engine.destroy()
     engine = make_engine({**config(0, micro=1), "activation_checkpointing": {"policy": "every_block"}})
-    assert engine._parts.activations is not None
+    assert hooks_of(engine).activations is not None
 
 
 def test_bad_combinations_are_refused_with_the_way_out() -> None:

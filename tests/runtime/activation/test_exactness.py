@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from support.inside_engine import hooks_of, store_of
 from support.models import CONTEXT, VOCAB, Block, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
@@ -68,7 +69,7 @@ def train_cases(cases: list[dict[str, Any]], samples: int) -> list[Result]:
         torch.manual_seed(7)
         engine = make_engine(case, model=DropGPT())
         if engine.zero_optimization_stage() == 3:
-            engine._parts.step.store.poison = True
+            store_of(engine).poison = True
         torch.manual_seed(11 + engine.global_rank)
         losses = train(engine, range(STEPS), samples=samples)
         found.append((losses, full_parameters(engine)))
@@ -134,7 +135,7 @@ def train_lengths(stage: int, budget: int) -> tuple[list[float], list[str]]:
         engine.backward(loss)
         engine.step()
         losses.append(float(loss.detach()))
-    plan = engine._parts.activations.solution
+    plan = hooks_of(engine).activations.solution
     assert plan is not None
     return losses, [treatment.value for treatment in plan.treatments]
 

@@ -19,8 +19,8 @@ from dsrun.checkpoint_files.storage.places import Place, StorageError
 from dsrun.checkpoint_files.storage.registry import place_of
 from dsrun.checkpoint_files.storage.tags import complete_tags, latest_tag
 from dsrun.errors import CheckpointError
-from dsrun.runtime.checkpoint.convert.found import Found
-from dsrun.runtime.checkpoint.convert.found import held as held_tensor
+from dsrun.runtime.checkpoint.convert.foreign import ForeignCheckpoint
+from dsrun.runtime.checkpoint.convert.foreign import held as held_tensor
 from dsrun.runtime.checkpoint.convert.write import write
 from dsrun.runtime.checkpoint.format.load import read_whole
 from dsrun.runtime.checkpoint.save.saver import Saver
@@ -191,7 +191,7 @@ def test_a_rank_that_sees_another_store_is_found() -> None:
 
 
 def test_another_tool_s_checkpoint_is_imported_to_an_address(held: Held) -> None:
-    found = Found([held_tensor("w", "param", torch.arange(6.0).view(2, 3))], origin="a test")
+    found = ForeignCheckpoint([held_tensor("w", "param", torch.arange(6.0).view(2, 3))], origin="a test")
     nbytes = write(found, RUN, "t")
     assert nbytes == sum(len(data) for data, _ in held.files.values()) - len("t")
     assert read_whole(read_index(RUN / "t"), RUN / "t", ["w"], role="param")["w"].tolist() == [[0, 1, 2], [3, 4, 5]]

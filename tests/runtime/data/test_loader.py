@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 import dsrun
 from dsrun.errors import ModelError
-from dsrun.runtime.data.loader import LoaderWishes, TrainingLoader
+from dsrun.runtime.data.loader import LoaderOptions, TrainingLoader
 from dsrun.runtime.data.order import EpochEnd
 from support.training import config
 
@@ -67,7 +67,7 @@ def test_the_global_order_does_not_depend_on_the_number_of_ranks(end: EpochEnd) 
     for epoch in range(2):
         orders.clear()
         for size, micro in ((1, 6), (2, 3), (3, 2), (1, 2), (6, 1)):
-            ranks = loaders(50, micro, size, wishes=LoaderWishes(end=end))
+            ranks = loaders(50, micro, size, options=LoaderOptions(end=end))
             for rank in ranks:
                 rank.load_state_dict({"epoch": epoch, "samples_seen": 0, "seed": 1234})
             orders.append(order(ranks)[:48])
@@ -83,7 +83,7 @@ def test_a_position_inside_an_epoch_is_resumed_on_other_ranks(before: int, after
     assert order(first, rounds=3) == whole[:18]
     states = [loader.state_dict() for loader in first]
     assert states[0] == {"epoch": 0, "samples_seen": 18, "seed": 1234} == states[-1]
-    second = loaders(48, 6 // after, after, wishes=LoaderWishes(seed=99))
+    second = loaders(48, 6 // after, after, options=LoaderOptions(seed=99))
     for loader in second:
         loader.load_state_dict(states[0])
     assert order(second) == whole[18:], "the seed is the checkpoint's"
@@ -100,10 +100,10 @@ def test_a_broken_off_iteration_goes_on() -> None:
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("end", ["carry", "fill", "drop"])
 def test_a_checkpoint_after_the_last_batch_resumes_with_the_next_epoch(size: int, end: EpochEnd) -> None:
-    (loader,) = loaders(10, 4, 1, wishes=LoaderWishes(end=end))
+    (loader,) = loaders(10, 4, 1, options=LoaderOptions(end=end))
     for _ in range(len(loader)):
         next(iter(loader))
-    ranks = loaders(10, 4 // size, size, wishes=LoaderWishes(end=end))
+    ranks = loaders(10, 4 // size, size, options=LoaderOptions(end=end))
     for rank in ranks:
         rank.load_state_dict(loader.state_dict())
     resumed = order(ranks)
@@ -126,7 +126,7 @@ def samples_of(loader: TrainingLoader, batches: int) -> Tensor:
 def test_a_sample_draws_the_same_numbers_for_any_workers_and_after_a_resume(workers: int) -> None:
     def make(workers: int) -> TrainingLoader:
         return TrainingLoader(
-            Augmented(10), micro_batch=4, collate_fn=Masked(), wishes=LoaderWishes(workers=workers, seed=3)
+            Augmented(10), micro_batch=4, collate_fn=Masked(), options=LoaderOptions(workers=workers, seed=3)
         )
 
     whole = samples_of(make(0), 8)

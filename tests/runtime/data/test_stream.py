@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from dsrun.errors import CheckpointError, ModelError
-from dsrun.runtime.data.loader import LoaderWishes, TrainingLoader
+from dsrun.runtime.data.loader import LoaderOptions, TrainingLoader
 from dsrun.runtime.data.stream import StreamLoader
 from support.training import config, make_engine
 
@@ -50,8 +50,8 @@ class Opaque(Resumable):
 
 
 def make(dataset: IterableDataset[Tensor], rank: int = 0, size: int = 1, workers: int = 0) -> StreamLoader:
-    wishes = LoaderWishes(seed=3, workers=workers)
-    return StreamLoader(dataset, micro_batch=2, rank=rank, size=size, collate_fn=None, wishes=wishes)
+    options = LoaderOptions(seed=3, workers=workers)
+    return StreamLoader(dataset, micro_batch=2, rank=rank, size=size, collate_fn=None, options=options)
 
 
 def test_ranks_share_a_stream_in_its_order_and_its_draws_move_nothing_else() -> None:

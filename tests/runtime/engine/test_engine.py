@@ -15,6 +15,7 @@ import dsrun
 from dsrun.errors import InputError, ModelError
 from dsrun.runtime.observe.memory import StatePrediction
 from dsrun.runtime.optim.registry import states_per_element
+from support.inside_engine import step_of, units_of
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
@@ -54,12 +55,12 @@ def _fail(gradient: torch.Tensor) -> torch.Tensor:
     raise ArithmeticError("no such gradient")
 
 
-@pytest.mark.parametrize("of", ["reduced", "unreduced"])
+@pytest.mark.parametrize("label", ["reduced", "unreduced"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_backward_that_fails_in_a_global_batch_leaves_no_part_of_its_gradients(stage: int, of: str) -> None:
+def test_a_backward_that_fails_in_a_global_batch_leaves_no_part_of_its_gradients(stage: int, label: str) -> None:
     def train_one(engine: Any, *, fails: bool) -> dict[str, torch.Tensor]:
         def first() -> None:
-            with engine.no_sync() if of == "unreduced" else nullcontext():
+            with engine.no_sync() if label == "unreduced" else nullcontext():
                 engine.backward(loss_of(engine(batches(0, samples=2)[0]), batches(0, samples=2)[1]))
             engine.step()
 
@@ -72,7 +73,7 @@ def test_a_backward_that_fails_in_a_global_batch_leaves_no_part_of_its_gradients
                 engine.backward(found)
             handle.remove()
             # Where gradients are added as they come, or wait for others, nothing tells the two apart any more.
-            if stage >= 2 or of == "unreduced":
+            if stage >= 2 or label == "unreduced":
                 with pytest.raises(ModelError, match="failed in the middle of a global batch"):
                     engine.backward(loss_of(engine(inputs), targets))
                 engine.zero_grad()
@@ -236,7 +237,7 @@ def _traffic(stage: int, bf16: bool, accumulation: int) -> tuple[dict[str, int],
     before = engine.counters()
     train(engine, range(2, 4), samples=samples)
     traffic = engine.counters().since(before).collectives
-    units = engine._parts.step.units
+    units = units_of(engine)
     return dict(traffic.calls), dict(traffic.bytes), len(units), sum(unit.layout.padded_numel for unit in units)
 
 
@@ -247,7 +248,7 @@ def test_a_step_sends_what_the_formula_says(stage: int, bf16: bool, accumulation
     calls, sent, units, numel = _traffic(stage, bf16, accumulation)
     steps, size = 2, 2 if bf16 else 4
     micro = steps * accumulation
-    # Numbers of 8 bytes: the mean loss, what ranks wish, and how many parameters they have not used; where gradients
+    # Numbers of 8 bytes: the mean loss, requests to stop, and how many parameters they have not used; where gradients
     # are spread, the sum of the norm with them, and before them the norm's largest block with the bounds of a mark of
     # what ranks gathered and wrote; where they are not, that mark and its square.
     if stage == 0:
@@ -280,7 +281,7 @@ def _gathers() -> list[tuple[int, int]]:
         before = engine.counters()
         train(engine, range(2, 3), samples=2 * engine.world_size)
         gathers = engine.counters().since(before).collectives.calls["all_gather"]
-        units = [unit.name for unit in engine._parts.step.units]
+        units = [unit.name for unit in units_of(engine)]
         found.append((gathers, len(units)))
     return found
 
@@ -298,7 +299,7 @@ def test_stage_3_gathers_each_unit_twice_a_step_but_for_those_that_are_still_the
 def _bytes_held(stage: int, bf16: bool, optimizer: str) -> tuple[int, int]:
     engine = make_engine(config(stage, micro=2, bf16=bf16, optimizer=optimizer))
     train(engine, range(1), samples=2 * engine.world_size)
-    step = engine._parts.step
+    step = step_of(engine)
     first = step.units[0]
     prediction = StatePrediction(
         layouts=[unit.layout for unit in step.units],

@@ -74,7 +74,7 @@ def _save_and_load(table_path: str, folder: str) -> tuple[int, int]:
     os.environ[HEARTBEAT_ENV] = table_path
     engine = make_engine(config(1, micro=2))
     train(engine, range(3), samples=2)
-    reader = engine._parts.heartbeat
+    reader = engine._heartbeat
     before = reader._beats
     engine.save_checkpoint(folder)
     saved = reader._beats

@@ -16,6 +16,7 @@ from dsrun.errors import ModelError
 from dsrun.runtime.mesh.collectives import Done, Pending
 from dsrun.runtime.mesh.loopback import LoopbackWorld
 from support.devices import on_devices
+from support.inside_engine import store_of
 from support.late_collectives import LateWorld
 from support.models import AdaptedBlock, TinyGPT
 from support.threaded_ranks import Trained, assert_same_bits, train_in
@@ -100,7 +101,7 @@ def train(case: str, world: LoopbackWorld, device: torch.device, *, poison: bool
 
     def between(engine: Any, noted: list[Tensor]) -> None:
         if poison and stage == 3:
-            engine._parts.step.store.poison = True
+            store_of(engine).poison = True
         evaluates(engine, noted)
 
     settings = settings_of(stage, zero, accumulation, options)

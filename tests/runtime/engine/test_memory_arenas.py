@@ -6,6 +6,7 @@ import gc
 import random
 import time
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from dsrun.runtime.layout.unit_layout import UnitLayout
+from support.inside_engine import components_of, hooks_of, predicted_bytes, sharded_of, step_of, tiers_of, units_of
 from support.models import CONTEXT, TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, make_engine, train
@@ -41,15 +43,15 @@ def expected_bytes(layouts: list[UnitLayout], stage: int, *, bf16: bool, states:
 
 def _arenas(stage: int, bf16: bool, optimizer: str) -> list[tuple[dict[str, int], dict[str, int], int]]:
     engine = make_engine(config(stage, micro=2, bf16=bf16, optimizer=optimizer))
-    layouts = [unit.layout for unit in engine._parts.step.units]
-    assert [unit.module is None for unit in engine._parts.step.units] == [*[False] * (len(layouts) - 1), True]
+    layouts = [unit.layout for unit in units_of(engine)]
+    assert [unit.module is None for unit in units_of(engine)] == [*[False] * (len(layouts) - 1), True]
     expected = expected_bytes(layouts, stage, bf16=bf16, states=2 if optimizer == "AdamW" else 1)
     found: list[tuple[dict[str, int], dict[str, int], int]] = []
     for step in range(2):
         report = engine.memory_arenas()
         assert all(use.used_bytes == use.high_water_bytes == use.reserved_bytes for use in report.arenas)
         found.append(({use.name: use.reserved_bytes for use in report.arenas}, expected, report.reserved_bytes))
-        assert report.reserved_bytes == engine._parts.predicted_state_bytes
+        assert report.reserved_bytes == predicted_bytes(engine)
         train(engine, range(step, step + 1), samples=2 * engine.world_size)
     assert not {o.name for o in engine.memory_arenas().outside} - {"module buffers", "other optimizer states"}
     return found
@@ -88,7 +90,7 @@ def test_what_lies_in_no_arena_is_named() -> None:
 def test_a_parameter_that_is_saved_alone_takes_its_units_bytes_and_not_the_arenas() -> None:
     engine = make_engine(config(1, micro=2))
     param = engine.module.norm.weight
-    unit = next(unit for unit in engine._parts.step.units if any(param is p for p in unit.params))
+    unit = next(unit for unit in units_of(engine) if any(param is p for p in unit.params))
     assert param.untyped_storage().nbytes() == unit.layout.padded_numel * 4
 
 
@@ -132,7 +134,7 @@ def _held(stage: int, bf16: bool, optimizer: str | None) -> None:
     train(engine, range(2), samples=2)
     report = engine.memory_arenas()
     losses_wish_and_unused = 24
-    in_slots = engine._parts.step.units if stage == 3 else ()
+    in_slots = units_of(engine) if stage == 3 else ()
     places = {param.data_ptr() for unit in in_slots for param in unit.params}
     places_of_marks = 8 * len(places)  # where values are that a step makes stale
     told = (
@@ -178,17 +180,19 @@ def test_nothing_moves_or_grows_on_ranks_that_share_memory(stage: int) -> None:
 
 
 def _parts_of(engine: Any) -> dict[str, weakref.ref[Any]]:
-    parts = engine._parts
-    step = parts.step
+    sharded, components = sharded_of(engine), components_of(engine)
     watched = {
         "engine": engine,
         "optimizer": engine.optimizer,
-        "hooks": parts.hooks,
-        "arenas": parts.memory,
-        "collectives": parts.collectives,
-        "reducer": step.reducer,
-        "store": step.store,
-        "unit": step.units[0],
+        "hooks": hooks_of(engine).units,
+        "arenas": tiers_of(engine).memory,
+        "collectives": step_of(engine).collectives,
+        "checkpoints": components.checkpoints,
+        "backwards": components.backwards,
+        "memory queries": components.memory,
+        "reducer": sharded.reducer,
+        "store": sharded.store,
+        "unit": sharded.units[0],
     }
     return {name: weakref.ref(part) for name, part in watched.items()}
 
@@ -197,11 +201,14 @@ def _alive(parts: dict[str, weakref.ref[Any]]) -> set[str]:
     return {name for name, part in parts.items() if part() is not None}
 
 
-def _collect(stage: int) -> list[str]:
-    """Trains, drops everything a script has of it, and returns what is still there."""
+def _collect(stage: int, folder: Path | None = None) -> list[str]:
+    """Trains, saves if there is a folder, drops everything a script has of it, and returns what is still there."""
     model = TinyGPT()
     engine = make_engine(config(stage, micro=2), model=model)
     train(engine, range(2), samples=2 * engine.world_size)
+    if folder is not None:
+        engine.save_checkpoint(folder)
+        engine.wait_for_checkpoint()
     parts = {**_parts_of(engine), "model": weakref.ref(model)}
     gc.collect()
     gc.disable()
@@ -218,6 +225,11 @@ def _collect(stage: int) -> list[str]:
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_engine_that_is_dropped_is_freed_at_once_and_the_rest_with_its_model(stage: int) -> None:
     assert _collect(stage) == []
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_save_keeps_nothing_of_an_engine_that_is_dropped(stage: int, tmp_path: Path) -> None:
+    assert _collect(stage, tmp_path) == []
 
 
 def test_real_ranks_free_their_engines_too() -> None:

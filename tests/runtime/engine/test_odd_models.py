@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from dsrun.errors import ModelError
+from support.inside_engine import store_of
 from support.ranks import run_ranks
 from support.training import full_parameters, make_engine
 
@@ -441,7 +442,7 @@ def _train(stage: int, name: str) -> Trained | str:
     try:
         engine = make_engine(_settings(stage), model=_build(name))
         if stage == 3:
-            engine._parts.step.store.poison = True
+            store_of(engine).poison = True
         losses: list[float] = []
         for step in range(STEPS):
             loss = case.loss(engine, _sample(step, engine.global_rank))

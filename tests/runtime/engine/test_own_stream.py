@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dsrun.runtime.mesh.loopback import LoopbackWorld
 from support.devices import on_devices
+from support.inside_engine import units_of
 from support.late_collectives import LateWorld
 from support.models import TinyGPT
 from support.slow_lanes import late_bus
@@ -146,6 +147,6 @@ def test_a_save_that_is_written_behind_training_has_the_state_of_its_step(
 
 def _masters(engine: Any) -> list[Tensor]:
     """Copies of what the rank owns, at the end of the last update."""
-    for unit in engine._parts.step.units:
+    for unit in units_of(engine):
         unit.settle()
-    return [unit.whole_master().detach().cpu().clone() for unit in engine._parts.step.units]
+    return [unit.whole_master().detach().cpu().clone() for unit in units_of(engine)]

@@ -16,6 +16,7 @@ from dsrun.contract.job_paths import JobPaths
 from dsrun.runtime.engine.report import StepReport
 from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.observe.records import RecordWriter
+from support.inside_engine import units_of
 from support.models import CONTEXT
 from support.training import config, make_engine, train
 
@@ -86,7 +87,7 @@ def test_a_loss_may_lie_on_another_device_than_the_engine() -> None:
     )
     with OneDevice():
         report.add_loss(torch.tensor([0.5]))
-    assert report.told_2.device == elsewhere
+    assert report.shared_2.device == elsewhere
 
 
 class Layers(nn.Module):
@@ -116,7 +117,7 @@ def trained(stage: int, more: dict[str, Any], *, loss_on: str) -> tuple[list[flo
         loss = engine(x_BD).float().square().mean().to(loss_on)
         given.append(float(engine.backward(loss).detach()))
         engine.step()
-    masters = [unit.master.detach().cpu().clone() for unit in engine._parts.step.units]
+    masters = [unit.master.detach().cpu().clone() for unit in units_of(engine)]
     engine.destroy()
     return given, masters
 

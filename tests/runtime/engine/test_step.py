@@ -20,6 +20,8 @@ from dsrun.runtime.mesh.join.groups import RankInfo, join
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.optim.sharded import ShardOptimizer
 from dsrun.runtime.precision.policy import FP32
+from dsrun.runtime.zero.access.pieces import Pieces
+from dsrun.runtime.zero.access.script_writes import ScriptWrites
 from dsrun.runtime.zero.creation.units import build_store, build_units
 from dsrun.runtime.zero.grads.reducer import GradReducer
 from dsrun.runtime.zero.units.find import UnitSpec
@@ -32,10 +34,10 @@ NUMEL = 1024  # without padding for one rank and for two
 class Blind(LoopbackCollectives):
     """Does not compare what is gathered, as Gloo and NCCL do not."""
 
-    def __init__(self, of: LoopbackCollectives) -> None:
-        super().__init__(of._world, of.rank)
+    def __init__(self, axis: LoopbackCollectives) -> None:
+        super().__init__(axis._world, axis.rank)
 
-    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, of: str = "") -> Pending:
+    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, label: str = "") -> Pending:
         return super().all_gather(output_N, shard_S)
 
 
@@ -60,11 +62,26 @@ def parts_of(collectives: Collectives, stage: int) -> StepParts:
     for unit in units:
         unit.grad_sum.fill_(0.5)
     reducer.has_sums = True
-    return StepParts(units=units, plan=plan, collectives=collectives, reducer=reducer, optimizer=optimizer, store=store)
+    writes = ScriptWrites(
+        [],
+        Pieces(plan, collectives, store, None),
+        device=torch.device("cpu"),
+        settle=lambda: None,
+        is_put_away=lambda: False,
+    )
+    return StepParts(
+        units=units,
+        plan=plan,
+        collectives=collectives,
+        reducer=reducer,
+        optimizer=optimizer,
+        store=store,
+        writes=writes,
+    )
 
 
 def told_by(rank: int) -> Tensor:
-    """A loss, and what a rank wishes."""
+    """A loss, and what a rank requests to stop."""
     return torch.tensor([1.0 + rank, 10.0 * rank], dtype=torch.float64)
 
 
@@ -74,15 +91,15 @@ def test_a_step_updates_clips_forgets_and_sums_the_losses(stage: int, size: int)
     def body(collectives: LoopbackCollectives) -> None:
         parts = parts_of(collectives, stage)
         norm = 0.5 * (3 * NUMEL) ** 0.5
-        result = take_step(parts, at="", told_2=told_by(collectives.rank), clipping=norm / 2, skip_non_finite=True)
+        result = take_step(parts, at="", shared_2=told_by(collectives.rank), clipping=norm / 2, skip_non_finite=True)
         assert result.applied
         assert result.grad_norm == pytest.approx(norm, rel=1e-6)
         assert result.loss_sum == sum(range(1, size + 1))
-        assert result.wish == 10 * (size - 1), "what any rank wishes, all know"
+        assert result.stop_request == 10 * (size - 1), "what any rank requests to stop, all know"
         for unit in parts.units:
             torch.testing.assert_close(unit.master, torch.full_like(unit.master, 0.75), rtol=1e-5, atol=0)
         # Forgotten: a step without a backward before it changes nothing.
-        again = take_step(parts, at="", told_2=told_by(collectives.rank), clipping=0.0, skip_non_finite=True)
+        again = take_step(parts, at="", shared_2=told_by(collectives.rank), clipping=0.0, skip_non_finite=True)
         assert again.grad_norm == 0
         for unit in parts.units:
             torch.testing.assert_close(unit.master, torch.full_like(unit.master, 0.75), rtol=1e-5, atol=0)
@@ -100,7 +117,7 @@ def test_ranks_that_gathered_other_blocks_are_refused_by_name_and_nothing_is_upd
             take_step(
                 parts,
                 at=" at step 5, micro step 2",
-                told_2=told_by(collectives.rank),
+                shared_2=told_by(collectives.rank),
                 clipping=0.0,
                 skip_non_finite=False,
             )
@@ -117,7 +134,7 @@ def test_a_step_has_one_host_read_which_says_what_it_is_of(stage: int) -> None:
         reading = NamedReads(collectives)
         parts = parts_of(reading, stage)
         with HostReads(reading) as reads:
-            take_step(parts, at="", told_2=told_by(reading.rank), clipping=1.0, skip_non_finite=True)
+            take_step(parts, at="", shared_2=told_by(reading.rank), clipping=1.0, skip_non_finite=True)
         assert reads.of == ["gradient norm and mean loss"]
 
     LoopbackWorld(2).run(body)
@@ -130,10 +147,13 @@ def test_the_search_for_a_gradient_that_is_not_finite_says_what_it_waits_for() -
         if reading.rank == 1:
             parts.units[1].grad_sum[0] = math.nan
         with HostReads(reading) as reads:
-            result = take_step(parts, at="", told_2=told_by(reading.rank), clipping=1.0, skip_non_finite=True)
+            result = take_step(parts, at="", shared_2=told_by(reading.rank), clipping=1.0, skip_non_finite=True)
         assert result.non_finite == "blocks.1.w"
         # Looks at the rank's own gradients wait for no other rank.
-        assert [of for of in reads.of if of is not None] == ["gradient norm and mean loss", "non-finite gradient"]
+        assert [label for label in reads.of if label is not None] == [
+            "gradient norm and mean loss",
+            "non-finite gradient",
+        ]
 
     LoopbackWorld(2).run(body)
 
@@ -161,7 +181,7 @@ def test_an_agent_sees_what_a_rank_waits_for_where_waits_do_not_block_the_host()
     parts = parts_of(C10dCollectives(group, heartbeat, blocks_host=False), 1)
     heartbeat.beat(step=4, phase="step")
     with AtRead(table) as reads:
-        take_step(parts, at="", told_2=told_by(0), clipping=1.0, skip_non_finite=True)
+        take_step(parts, at="", shared_2=told_by(0), clipping=1.0, skip_non_finite=True)
     [during] = reads.seen
     after = table.read(0)
     table.close()

@@ -22,6 +22,7 @@ from dsrun.runtime.optim.algorithms.eight_bit import Adam8bit, Lion8bit
 from dsrun.runtime.optim.algorithms.lamb import Lamb
 from dsrun.runtime.optim.algorithms.lion import Lion
 from dsrun.runtime.optim.algorithms.muon import Muon
+from support.inside_engine import deferred_update_of, shards_of, units_of
 from support.ranks import run_ranks
 from support.training import full_parameters
 
@@ -244,7 +245,7 @@ def unused_in(step: int) -> set[str]:
 
 def states_of(engine: Any) -> dict[tuple[str, str], Tensor]:
     """Copies of this rank's states by name and role."""
-    entries = engine._parts.step.optimizer.saved.state_entries(replicated=True)
+    entries = shards_of(engine).saved.state_entries(replicated=True)
     return {(entry.name, entry.role): entry.tensor.clone() for entry in entries}
 
 
@@ -287,10 +288,10 @@ def test_they_are_left_alone_wherever_they_are_stepped(place: str, name: str, dt
 
 def masters_of(engine: Any) -> dict[str, Tensor]:
     """This rank's masters whole, of one rank; also where they lie in halves."""
-    if engine._parts.step.away is not None:
-        engine._parts.step.away.settle()
+    if deferred_update_of(engine) is not None:
+        deferred_update_of(engine).settle()
     found: dict[str, Tensor] = {}
-    for unit in engine._parts.step.units:
+    for unit in units_of(engine):
         whole = unit.whole_master()
         for extent in unit.layout.extents:
             found[extent.name] = whole[extent.offset :][: extent.numel].view(extent.shape).clone()
@@ -302,12 +303,12 @@ def test_units_that_come_to_the_device_go_on_with_their_own_counts() -> None:
         zero = _host(ratio="auto") | {"offload_placement": {"device_memory": 1, "remeasure_after": 2}}
         engine = engine_of(settings_of(name, 2, zero=zero))
         take(engine, range(2))
-        update = engine._parts.step.away
+        update = deferred_update_of(engine)
         update.settle()
-        away = [unit for unit in engine._parts.step.units if unit.is_away]
+        away = [unit for unit in units_of(engine) if unit.steps_on_host]
         update.look_again(held_bytes=-(1 << 40))
         assert away
-        assert not any(unit.is_away for unit in away)
+        assert not any(unit.steps_on_host for unit in away)
         take(engine, range(2, STEPS))
         assert_same(full_parameters(engine), plain(name)[0], name)
 
@@ -423,7 +424,7 @@ def test_a_step_that_was_left_out_counts_for_none() -> None:
     engine.backward(engine("second"))
     engine.step()
     assert steps_of(engine) == {"second"}
-    assert engine.optimizer.state[engine._parts.step.optimizer.runs[-1].param]
+    assert engine.optimizer.state[shards_of(engine).runs[-1].param]
 
 
 def test_deepspeeds_way_steps_them_with_a_gradient_of_zero() -> None:
@@ -445,12 +446,12 @@ def test_deepspeeds_way_steps_them_with_a_gradient_of_zero() -> None:
 def test_what_was_never_used_has_no_state_and_a_whole_block_costs_no_leaf() -> None:
     for zero in ({}, _host()):
         engine = engine_of(settings_of("AdamW", 2, zero=zero))
-        leaves = len(engine._parts.step.optimizer.runs)
+        leaves = len(shards_of(engine).runs)
         for step in range(2):
             engine.backward(engine(batch_of(step), (step,), (0, 1, 2), True).square().mean())
             engine.step()
         # One more for `never`, which lies behind `scale`, and one where what follows it is used again.
-        assert len(engine._parts.step.optimizer.runs) - leaves == 2
+        assert len(shards_of(engine).runs) - leaves == 2
         state = dsrun.utils.safe_get_full_optimizer_state
         assert state(engine.module.never, "exp_avg") is None
         assert state(engine.module.blocks[2].out.weight, "exp_avg") is None
@@ -466,7 +467,7 @@ def test_states_in_fewer_bits_are_left_alone_and_go_on(form: str, tmp_path: Path
         for step in range(3):
             before, unused = states_of(engine), unused_in(step)
             take(engine, range(step, step + 1))
-            engine._parts.step.away.settle()
+            deferred_update_of(engine).settle()
             for key, value in states_of(engine).items():
                 if key[0] in unused:
                     assert torch.equal(value, before[key]), f"step {step}: {key}"

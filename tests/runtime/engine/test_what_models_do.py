@@ -2,7 +2,7 @@
 
 Models in forward and backward are in zero/hooks/test_modules.py and test_odd_models.py, compiled ones in
 zero/test_compile.py, experts in zero/units/test_leaves.py, and what is refused in test_ownership.py and
-test_model_guard.py.
+test_guard.py.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dsrun.runtime.memory.bus import Bus, InstantBus, Moved, ThreadBus, bus_for, instant_bus_for
+from dsrun.runtime.memory.bus import Bus, CopyCounts, InstantBus, ThreadBus, bus_for, instant_bus_for
 from support.paced_bus import SteadyPace
 
 CPU = torch.device("cpu")
@@ -49,9 +49,9 @@ def test_copies_are_counted_each_way_by_kind(make: Callable[[], Bus]) -> None:
     bus.start_out(device[:10], host[:10], kind="gradients")
     bus.start_back(host, device, kind="parameters")
     bus.finish()
-    assert bus.counts.out["gradients"] == Moved(2, 2 * NUMEL + 20)
-    assert bus.counts.back["parameters"] == Moved(1, 2 * NUMEL)
-    assert bus.counts.out["parameters"] == bus.counts.back["gradients"] == Moved(0, 0)
+    assert bus.counts.out["gradients"] == CopyCounts(2, 2 * NUMEL + 20)
+    assert bus.counts.back["parameters"] == CopyCounts(1, 2 * NUMEL)
+    assert bus.counts.out["parameters"] == bus.counts.back["gradients"] == CopyCounts(0, 0)
     assert (bus.counts.out_bytes, bus.counts.back_bytes) == (2 * NUMEL + 20, 2 * NUMEL)
 
 
@@ -174,7 +174,7 @@ def test_copies_of_several_threads_are_all_counted() -> None:
     for thread in threads:
         thread.join(DEADLINE_S)
     bus.finish()
-    assert bus.counts.out["states"] == Moved(800, 3200)
+    assert bus.counts.out["states"] == CopyCounts(800, 3200)
 
 
 def test_a_steady_pace_carries_one_copy_after_the_other() -> None:

@@ -17,9 +17,9 @@ from support.ranks import run_ranks
 
 def _wait_in_vain(axis: GlooCollectives) -> None:
     if axis.rank == 0:
-        axis.all_gather(torch.zeros(8), torch.zeros(4), of="unit 4").wait()
+        axis.all_gather(torch.zeros(8), torch.zeros(4), label="unit 4").wait()
     else:
-        axis.broadcast(torch.zeros(4), source=0, of="unit 6").wait()
+        axis.broadcast(torch.zeros(4), source=0, label="unit 6").wait()
 
 
 def _part(how: str) -> str:
@@ -29,14 +29,14 @@ def _part(how: str) -> str:
     assert isinstance(group, dist.ProcessGroup)
     where = Where()
     axis = GlooCollectives(group, where=where)
-    axis.all_reduce(torch.zeros(4), of="unit 1").wait()
+    axis.all_reduce(torch.zeros(4), label="unit 1").wait()
     where.at(9 if info.rank == 0 else 8, 2)
     if info.rank == 1 and how == "leaves":
         axis.close()
         return str(axis.is_idle)
     if info.rank == 1:
         # What rank 0 sends in its all-gather: without names, Gloo takes one for the other.
-        axis.broadcast(torch.zeros(4), source=0, of="unit 5").wait()
+        axis.broadcast(torch.zeros(4), source=0, label="unit 5").wait()
     with pytest.raises(DsrunError) as caught:
         _wait_in_vain(axis)
     # A group with work under way must not be let go of: see [Note: leaving] in groups.
@@ -108,9 +108,9 @@ def _alone(heard: _Heard, *, blocks_host: bool, two_groups: bool = True) -> C10d
 def test_a_read_names_what_was_begun_last_where_waits_do_not_block_the_host() -> None:
     heard = _Heard()
     axis = _alone(heard, blocks_host=False)
-    axis.all_gather(torch.zeros(4), torch.zeros(4), of="unit 11")
-    gather = axis.all_gather(torch.zeros(4), torch.zeros(4), of="unit 12")
-    axis.reduce_scatter(torch.zeros(4), of="unit 3").wait()
+    axis.all_gather(torch.zeros(4), torch.zeros(4), label="unit 11")
+    gather = axis.all_gather(torch.zeros(4), torch.zeros(4), label="unit 12")
+    axis.reduce_scatter(torch.zeros(4), label="unit 3").wait()
     heard.words.clear()
     with axis.reading("gradient norm"):
         assert heard.words == [
@@ -133,8 +133,8 @@ def test_a_read_names_what_was_begun_last_where_waits_do_not_block_the_host() ->
 def test_the_name_of_a_read_that_failed_stays() -> None:
     heard = _Heard()
     axis = _alone(heard, blocks_host=False, two_groups=False)
-    axis.all_gather(torch.zeros(4), torch.zeros(4), of="unit 1")
-    axis.all_reduce(torch.zeros(4), of="unit 2").wait()
+    axis.all_gather(torch.zeros(4), torch.zeros(4), label="unit 1")
+    axis.all_reduce(torch.zeros(4), label="unit 2").wait()
     heard.words.clear()
     with pytest.raises(ValueError, match="no"), axis.reading("gradient norm"):
         raise ValueError("no")
@@ -145,8 +145,8 @@ def test_the_name_of_a_read_that_failed_stays() -> None:
 def test_the_name_of_a_read_fits_a_heartbeat() -> None:
     heard = _Heard()
     axis = _alone(heard, blocks_host=False)
-    axis.all_gather(torch.zeros(4), torch.zeros(4), of="unit model." + 20 * "language_model.").wait()
-    axis.reduce_scatter(torch.zeros(4), of="unit model.decoder.layers.31").wait()
+    axis.all_gather(torch.zeros(4), torch.zeros(4), label="unit model." + 20 * "language_model.").wait()
+    axis.reduce_scatter(torch.zeros(4), label="unit model.decoder.layers.31").wait()
     heard.words.clear()
     with axis.reading("gradient norm and mean loss"):
         pass
@@ -159,7 +159,7 @@ def test_the_name_of_a_read_fits_a_heartbeat() -> None:
 def test_a_read_says_nothing_where_waits_block_the_host() -> None:
     heard = _Heard()
     axis = _alone(heard, blocks_host=True)
-    axis.all_reduce(torch.zeros(4), of="unit 1").wait()
+    axis.all_reduce(torch.zeros(4), label="unit 1").wait()
     heard.words.clear()
     with axis.reading("gradient norm"):
         pass
@@ -175,7 +175,7 @@ def _ends_unwaited() -> list[bool]:
     store = store_of(group)
     if info.rank == 1:
         store.wait(["rank 0 has looked"])
-    ahead = axis.all_gather(torch.zeros(2), torch.ones(1), of="unit 1")
+    ahead = axis.all_gather(torch.zeros(2), torch.ones(1), label="unit 1")
     seen = [True]
     if info.rank == 0:
         seen = [not axis.is_idle and not axis.becomes_idle(patience_s=0.01)]
@@ -184,7 +184,7 @@ def _ends_unwaited() -> list[bool]:
     seen.append(axis.becomes_idle(patience_s=30))
     ahead.wait()
     seen.append(axis.is_idle)
-    axis.all_gather(torch.zeros(2), torch.ones(1), of="unit 2")
+    axis.all_gather(torch.zeros(2), torch.ones(1), label="unit 2")
     # With its handle went the only word of its end; that is no reason to wait.
     seen.append(axis.becomes_idle(patience_s=3600))
     return seen

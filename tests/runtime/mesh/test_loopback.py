@@ -44,9 +44,9 @@ def test_a_wait_is_named_by_the_collective_and_what_it_moves() -> None:
             beat = table.read(0)
             while beat is None or not beat.collective:
                 beat = table.read(0)
-            collectives.all_reduce(torch.zeros(1), of="mean loss").wait()
+            collectives.all_reduce(torch.zeros(1), label="mean loss").wait()
             return beat.collective
-        collectives.all_reduce(torch.zeros(1), of="mean loss").wait()
+        collectives.all_reduce(torch.zeros(1), label="mean loss").wait()
         return ""
 
     assert world.run(body)[1] == "all_reduce sum of mean loss"

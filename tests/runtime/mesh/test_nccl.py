@@ -98,9 +98,9 @@ def test_a_gather_in_place_and_out_of_place(device: torch.device, dtype: torch.d
     # Inside of more memory, as a unit lies in a slot.
     around = torch.zeros(3 * NUMEL, dtype=dtype, device=device)
     output = around[NUMEL : 2 * NUMEL]
-    axis.all_gather(output, expected.clone(), of="unit 1").wait()
+    axis.all_gather(output, expected.clone(), label="unit 1").wait()
     assert torch.equal(output, expected)
-    axis.all_gather(output, own_slice(output, rank=0, size=1), of="unit 1").wait()
+    axis.all_gather(output, own_slice(output, rank=0, size=1), label="unit 1").wait()
     assert torch.equal(output, expected)
     assert not around[:NUMEL].any()
     assert not around[2 * NUMEL :].any()
@@ -110,7 +110,7 @@ def test_a_gather_in_place_and_out_of_place(device: torch.device, dtype: torch.d
 def test_a_reduce_scatter_in_place(device: torch.device, dtype: torch.dtype) -> None:
     axis = axis_on(device)
     buffer = values(dtype, device)
-    axis.reduce_scatter(buffer, of="unit 1").wait()
+    axis.reduce_scatter(buffer, label="unit 1").wait()
     assert torch.equal(own_slice(buffer, rank=0, size=1), values(dtype, device))
 
 
@@ -126,7 +126,7 @@ def test_an_all_reduce(device: torch.device, op: str, dtype: torch.dtype) -> Non
     buffer = values(dtype, device)
     buffer[:2] = torch.tensor([-3, -1]).to(device, dtype)
     expected = buffer.clone()
-    axis.all_reduce(buffer, op=op, of="unit 1").wait()
+    axis.all_reduce(buffer, op=op, label="unit 1").wait()
     assert torch.equal(buffer, expected)
 
 
@@ -134,7 +134,7 @@ def test_an_all_reduce(device: torch.device, op: str, dtype: torch.dtype) -> Non
 def test_a_broadcast(device: torch.device, dtype: torch.dtype) -> None:
     axis = axis_on(device)
     buffer = values(dtype, device)
-    axis.broadcast(buffer, source=0, of="unit 1").wait()
+    axis.broadcast(buffer, source=0, label="unit 1").wait()
     assert torch.equal(buffer, values(dtype, device))
 
 
@@ -145,7 +145,7 @@ def test_an_exchange_with_parts_of_given_and_of_even_length(
 ) -> None:
     axis = axis_on(device)
     output = torch.zeros(NUMEL, dtype=dtype, device=device)
-    axis.all_to_all(output, values(dtype, device), receive_numels=numels, send_numels=numels, of="tokens").wait()
+    axis.all_to_all(output, values(dtype, device), receive_numels=numels, send_numels=numels, label="tokens").wait()
     assert torch.equal(output, values(dtype, device))
 
 
@@ -158,7 +158,7 @@ def test_an_exchange_of_nothing(device: torch.device) -> None:
 
 def test_what_was_not_waited_for_ends(device: torch.device) -> None:
     axis = axis_on(device)
-    ahead = axis.all_gather(torch.zeros(NUMEL, device=device), torch.ones(NUMEL, device=device), of="unit 1")
+    ahead = axis.all_gather(torch.zeros(NUMEL, device=device), torch.ones(NUMEL, device=device), label="unit 1")
     assert axis.becomes_idle(patience_s=10)
     ahead.wait()
     assert axis.is_idle
@@ -167,15 +167,15 @@ def test_what_was_not_waited_for_ends(device: torch.device) -> None:
 def test_ranks_agree_and_tell_their_failures(device: torch.device) -> None:
     axis = axis_on(device)
     check_agreement({"the model": [1, 2], "data": None}, axis, device=device)
-    assert largest([1.5, -2.0], axis, device=device, of="room") == [1.5, -2.0]
+    assert largest([1.5, -2.0], axis, device=device, label="room") == [1.5, -2.0]
 
     def fail() -> None:
         raise OSError("no room")
 
-    failure = attempt(fail, axis, device=device, of="save")
+    failure = attempt(fail, axis, device=device, label="save")
     assert failure is not None
     assert str(failure.error) == "no room"
-    assert attempt(lambda: None, axis, device=device, of="save") is None
+    assert attempt(lambda: None, axis, device=device, label="save") is None
 
 
 def mesh_on(device: torch.device) -> ProcessGroupMesh:
@@ -237,12 +237,12 @@ def test_a_read_counts_the_seconds_that_the_host_waits_and_a_wait_none() -> None
     heard = Heard()
     axis = axis_on(device, heard)
     buffer = values(torch.float64, device)
-    axis.all_reduce(buffer, of="gradient norm").wait()
+    axis.all_reduce(buffer, label="gradient norm").wait()
     buffer[0].item()
     heard.waited_s = 0.0
     begun = time.perf_counter()
     torch.cuda._sleep(500_000_000)  # pyright: ignore
-    axis.all_reduce(buffer, of="gradient norm").wait()
+    axis.all_reduce(buffer, label="gradient norm").wait()
     assert heard.waited_s == 0
     with axis.reading("gradient norm"):
         buffer[0].item()

@@ -19,7 +19,7 @@ from dsrun.runtime.memory.arenas import Arenas
 from dsrun.runtime.memory.bus import InstantBus
 from dsrun.runtime.memory.host_pool import HostPool
 from dsrun.runtime.mesh.alone import AloneCollectives
-from dsrun.runtime.offload.ahead.double_buffer import SecondSet
+from dsrun.runtime.offload.ahead.double_buffer import DoubleBuffer
 from dsrun.runtime.offload.host_gradients import HostGradients
 from dsrun.runtime.offload.states.host_range import HostRange
 from dsrun.runtime.offload.states.range_work import RangeWork
@@ -136,7 +136,7 @@ class Bed:
         ]
         second = None
         if ahead:
-            second = SecondSet(ranges, [0] * BLOCKS, state_dtype=torch.float32, copied=pool, own=pool, memory=memory)
+            second = DoubleBuffer(ranges, [0] * BLOCKS, state_dtype=torch.float32, copied=pool, own=pool, memory=memory)
         self.ticking = Ticking()
         self.host = CpuOptimizer(
             ranges,

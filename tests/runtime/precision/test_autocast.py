@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import dsrun
+from support.inside_engine import store_of, units_of
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
@@ -33,7 +34,7 @@ def _train(cases: list[dict[str, Any]]) -> list[tuple[list[float], dict[str, Ten
     for case in cases:
         engine = make_engine(case, model=model())
         if case["zero_optimization"]["stage"] == 3:
-            engine._parts.step.store.poison = True
+            store_of(engine).poison = True
         found.append((train(engine, range(STEPS), samples=4), full_parameters(engine)))
     return found
 
@@ -133,4 +134,4 @@ def test_over_a_16_bit_model_inputs_are_cast_and_the_loss_scale_is_that_of_its_s
     section = {"enabled": True, "lower_precision_safe_modules": ["Linear"]}
     light = make_engine(config(2, micro=2, bf16=True, torch_autocast=section), model=nn.Linear(16, 4))
     assert light(torch.ones(2, 16)).dtype == torch.bfloat16
-    assert [unit.wire for unit in light._parts.step.units] == [None]
+    assert [unit.comm_dtype for unit in units_of(light)] == [None]

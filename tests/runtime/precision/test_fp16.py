@@ -17,6 +17,7 @@ import dsrun
 from dsrun.contract.environment import RUN_DIR_ENV
 from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import ModelError
+from support.inside_engine import store_of
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
@@ -53,7 +54,7 @@ def _train_stages(samples: int, accumulation: int) -> list[Any]:
     for stage in STAGES:
         engine = make_engine(settings(stage, micro=micro, accumulation=accumulation), model=model())
         if stage == 3:
-            engine._parts.step.store.poison = True
+            store_of(engine).poison = True
         results.append((follow(engine, range(STEPS), samples=samples), full_parameters(engine)))
     return results
 

@@ -13,6 +13,7 @@ from torch import nn
 from dsrun.config.sections.precision import Fp8
 from dsrun.errors import ConfigError, ModelError
 from dsrun.runtime.precision.fp8 import check_needs, choose_layers, use_fp8
+from support.inside_engine import store_of
 from support.models import TinyGPT
 from support.ranks import run_ranks
 from support.training import config, full_parameters, make_engine, train
@@ -117,7 +118,7 @@ def _train(recipe: str, path: list[str]) -> list[tuple[list[float], dict[str, to
         settings = {**config(stage, micro=3, bf16=True), "fp8": own, **more}
         engine = make_engine(settings, model=TinyGPT(width=32, layers=2, odd=0, vocab=64))
         if stage == 3:
-            engine._parts.step.store.poison = True
+            store_of(engine).poison = True
         found.append((train(engine, range(4), samples=6), full_parameters(engine)))
     plain = make_engine(config(0, micro=3, bf16=True), model=TinyGPT(width=32, layers=2, odd=0, vocab=64))
     found.append((train(plain, range(4), samples=6), full_parameters(plain)))

@@ -20,6 +20,7 @@ from dsrun.runtime.precision.linear import (
     memory_efficient_linear,
     use_memory_efficient_linear,
 )
+from support.inside_engine import store_of
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
@@ -199,7 +200,7 @@ def _train(cases: list[dict[str, Any]]) -> list[tuple[list[float], dict[str, Ten
     for case in cases:
         engine = make_engine(case, model=_model())
         if case["zero_optimization"]["stage"] == 3:
-            engine._parts.step.store.poison = True
+            store_of(engine).poison = True
         count = sum(isinstance(module, MemoryEfficientLinear) for module in engine.module.modules())
         found.append((train(engine, range(2), samples=4), full_parameters(engine), count))
     return found

@@ -16,6 +16,7 @@ from dsrun.errors import ModelError
 from dsrun.estimate.run.settings import read_settings
 from dsrun.runtime.optim.algorithms.lamb import Lamb
 from dsrun.utils import safe_get_full_fp32_param, safe_get_full_grad
+from support.inside_engine import predicted_bytes, store_of, units_of
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
@@ -41,7 +42,7 @@ def _train(optimizer: str, accumulation: int) -> list[tuple[list[float], dict[st
         case = settings(stage, optimizer=optimizer, accumulation=accumulation)
         engine = make_engine(case, model=model())
         if stage == 3:
-            engine._parts.step.store.poison = True
+            store_of(engine).poison = True
         found.append((train(engine, range(STEPS), samples=4 * accumulation), full_parameters(engine)))
     return found
 
@@ -61,14 +62,13 @@ def test_stages_agree_bit_for_bit_and_learn(optimizer: str, accumulation: int) -
 def test_there_are_no_masters_and_all_else_is_bf16_in_as_many_bytes_as_predicted(stage: int) -> None:
     engine = make_engine(settings(stage), model=model())
     train(engine, range(1), samples=2)
-    parts = engine._parts
-    for unit in parts.step.units:
+    for unit in units_of(engine):
         assert unit.master.data_ptr() == unit.shard.data_ptr(), "a parameter is its own master"
         assert unit.grad_sum.dtype == torch.bfloat16
     states = [value for state in engine.optimizer.state.values() for value in state.values() if value.dim()]
     assert {value.dtype for value in states} == {torch.bfloat16}
     counts = [value for state in engine.optimizer.state.values() for value in state.values() if not value.dim()]
-    assert engine.model_state_bytes() == parts.predicted_state_bytes + 4 * len(counts)
+    assert engine.model_state_bytes() == predicted_bytes(engine) + 4 * len(counts)
 
 
 def test_the_plan_counts_two_bytes_for_each_kind() -> None:

@@ -18,6 +18,7 @@ from dsrun.estimate.run.settings import read_settings
 from dsrun.runtime.engine.compose.describe import describe
 from dsrun.runtime.optim.algorithms.lamb import Lamb
 from dsrun.utils import safe_get_full_fp32_param, safe_get_full_grad
+from support.inside_engine import predicted_bytes, store_of, units_of
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
@@ -57,7 +58,7 @@ def _train(groups: list[list[dict[str, Any]]]) -> list[list[tuple[list[float], d
 def _train_one(own: dict[str, Any]) -> tuple[list[float], dict[str, Tensor]]:
     engine = make_engine(own, model=model())
     if engine.zero_optimization_stage() == 3:
-        engine._parts.step.store.poison = True
+        store_of(engine).poison = True
     return train(engine, range(3), samples=8), full_parameters(engine)
 
 
@@ -81,9 +82,8 @@ def test_stages_agree_bit_for_bit_and_learn() -> None:
 
 @EACH_CASE
 def test_it_is_what_one_computes_by_hand(case: dict[str, Any]) -> None:
-    policy = make_engine(settings(case, 0, gradient_clipping=0), model=model(**EVEN))._parts
-    compute, master = policy.step.units[0].flat_param.dtype, policy.step.units[0].master.dtype
-    sums = policy.step.units[0].grad_sum.dtype
+    unit = units_of(make_engine(settings(case, 0, gradient_clipping=0), model=model(**EVEN)))[0]
+    compute, master, sums = unit.flat_param.dtype, unit.master.dtype, unit.grad_sum.dtype
     scale = 64.0 if compute == torch.float16 else 1.0
     engine = make_engine(settings(case, 1, gradient_clipping=0), model=model(**EVEN))
     found = train(engine, range(STEPS), samples=6)
@@ -130,8 +130,8 @@ def test_a_rank_holds_as_many_bytes_as_predicted_and_planned(case: dict[str, Any
     states = [value for state in engine.optimizer.state.values() for value in state.values()]
     assert {value.dtype for value in states} == {torch.float32}
     counts = 4 * sum(1 for value in states if not value.dim())
-    assert engine.model_state_bytes() == engine._parts.predicted_state_bytes + counts
-    assert engine._parts.predicted_state_bytes == expected
+    assert engine.model_state_bytes() == predicted_bytes(engine) + counts
+    assert predicted_bytes(engine) == expected
 
 
 @EACH_CASE

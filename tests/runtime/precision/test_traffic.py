@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 import dsrun
 from dsrun.errors import ModelError
-from dsrun.runtime.precision.traffic import find_light
+from dsrun.runtime.precision.traffic import low_precision_gradients
 from dsrun.runtime.zero.units.find import REST, find_units
+from support.inside_engine import store_of
 from support.models import TinyGPT
 from support.ranks import run_ranks
 from support.training import config, full_parameters, make_engine, train
@@ -32,33 +33,33 @@ def named(made: nn.Module, ids: frozenset[int]) -> set[str]:
 def test_a_class_is_named_with_or_without_its_package(name: str) -> None:
     made = model()
     linear = {
-        f"{at}.{of}"
+        f"{at}.{label}"
         for at, layer in made.named_modules()
         if type(layer) is nn.Linear
-        for of, _ in layer.named_parameters()
+        for label, _ in layer.named_parameters()
     }
-    assert named(made, find_light(made, [name], compute=torch.float32)) == linear
-    assert find_light(made, [], compute=torch.float32) == frozenset()
-    assert find_light(made, ["Linear"], compute=torch.bfloat16) == frozenset()
+    assert named(made, low_precision_gradients(made, [name], compute=torch.float32)) == linear
+    assert low_precision_gradients(made, [], compute=torch.float32) == frozenset()
+    assert low_precision_gradients(made, ["Linear"], compute=torch.bfloat16) == frozenset()
 
 
 @pytest.mark.parametrize("name", ["Conv2d", "torch.Linear.x", "mylib.Linear", "linear"])
 def test_a_class_that_the_model_has_not_is_an_error(name: str) -> None:
     with pytest.raises(ModelError, match="no module of the model is of that class") as got:
-        find_light(model(), ["Linear", name], compute=torch.float32)
+        low_precision_gradients(model(), ["Linear", name], compute=torch.float32)
     assert "Block" not in got.value.render()
     assert "Embedding, LayerNorm, Linear, TinyGPT" in got.value.render()
 
 
 def test_a_unit_that_travels_light_has_nothing_else_in_it() -> None:
     made = model()
-    light = find_light(made, ["Linear"], compute=torch.float32)
-    units = find_units(made, light=light, wire=torch.bfloat16)
-    wires = {unit.name: unit.wire for unit in units}
+    light = low_precision_gradients(made, ["Linear"], compute=torch.float32)
+    units = find_units(made, light=light, comm_dtype=torch.bfloat16)
+    wires = {unit.name: unit.comm_dtype for unit in units}
     bf16 = torch.bfloat16
     assert wires == {"embed": None, "blocks.0": bf16, "blocks.1": bf16, "head": bf16, REST: None}
     for unit in units:
-        assert all((id(param) in light) is (unit.wire is not None) for _, param in unit.params)
+        assert all((id(param) in light) is (unit.comm_dtype is not None) for _, param in unit.params)
     assert sum(len(unit.params) for unit in units) == len(list(made.parameters()))
 
 
@@ -73,7 +74,7 @@ def _train(cases: list[dict[str, Any]]) -> list[tuple[list[float], dict[str, Ten
     for case in cases:
         engine = make_engine(case, model=model())
         if case["zero_optimization"]["stage"] == 3:
-            engine._parts.step.store.poison = True
+            store_of(engine).poison = True
         losses = train(engine, range(STEPS), samples=4)
         reduced = engine.counters().collectives.bytes["reduce_scatter"]
         found.append((losses, full_parameters(engine), reduced))
@@ -84,7 +85,7 @@ def test_stages_agree_bit_for_bit_and_the_bytes_are_those_of_both_formats() -> N
     cases = [settings(stage, ["Linear"]) for stage in (0, 1, 2, 3)]
     whole = settings(1, [])
     made = model()
-    light = named(made, find_light(made, ["Linear"], compute=torch.float32))
+    light = named(made, low_precision_gradients(made, ["Linear"], compute=torch.float32))
     for *results, plain in run_ranks(2, _train, [*cases, whole]):
         losses, weights, _ = results[0]
         assert losses[-1] < losses[0], "it learns"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from support.inside_engine import store_of
 from support.training import accumulated_gradients, make_engine
 
 WIDTH = 65
@@ -85,7 +86,7 @@ def test_compiled_models_give_the_gradients_of_eager_ones(
     }
     engine = make_engine(settings, model=model)
     if stage == 3:
-        engine._parts.step.store.poison = True
+        store_of(engine).poison = True
     for step in range(3):
         plain = make()
         plain(sample(step)).square().mean().backward()

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dsrun
 from dsrun.errors import ModelError
+from support.inside_engine import store_of
 from support.ranks import run_ranks
 
 WIDTH = 8
@@ -219,7 +220,7 @@ def engine_of(model: Stack, zero: dict[str, Any]) -> Any:
     }
     engine = dsrun.initialize(model=model, config=settings)[0]
     if zero["stage"] == 3:
-        engine._parts.step.store.poison = True
+        store_of(engine).poison = True
     return engine
 
 

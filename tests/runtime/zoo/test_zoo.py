@@ -19,6 +19,7 @@ import dsrun
 from dsrun.errors import ModelError
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.zero.units.find import find_units
+from support.inside_engine import units_of
 from support.model_families import FAMILIES, Family, Inputs
 from support.threaded_ranks import ranks_of_threads
 from support.training import config
@@ -89,7 +90,7 @@ def with_engines(model: nn.Module, family: Family, settings: dict[str, Any], dty
             engine.backward(loss)
             engine.step()
             losses.append(loss.item())
-        pieces = [(unit, unit.whole_master().detach().clone()) for unit in engine._parts.step.units]
+        pieces = [(unit, unit.whole_master().detach().clone()) for unit in units_of(engine)]
         engine.destroy()
         return losses, pieces
 

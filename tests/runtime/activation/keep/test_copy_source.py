@@ -72,12 +72,12 @@ def ones(device: torch.device = CPU) -> Tensor:
 
 def leave(ring: Ring, device: torch.device = CPU) -> list[Ticket]:
     """Puts so many more that all before them have left the device."""
-    return [ring.put(torch.zeros(NUMEL, device=device), of="others") for _ in range(IN_FLIGHT)]
+    return [ring.put(torch.zeros(NUMEL, device=device), label="others") for _ in range(IN_FLIGHT)]
 
 
 def quiet_round(ring: Ring, tensor: Tensor, *, label: str = "blocks.3") -> None:
     """A step in which nothing changes."""
-    tickets = [ring.put(tensor, of=label), *leave(ring, tensor.device)]
+    tickets = [ring.put(tensor, label=label), *leave(ring, tensor.device)]
     while tickets:
         tickets.pop().take()
 
@@ -108,7 +108,7 @@ def test_what_was_put_is_kept_though_the_tensor_changes_before_its_copy(
     ring = make(device, late_bus(device))
     for _step in range(3):
         x = ones(device)
-        tickets = [ring.put(x, of="blocks.3")]
+        tickets = [ring.put(x, label="blocks.3")]
         change(x)
         tickets += leave(ring, device) if others else []
         while len(tickets) > 1:
@@ -158,13 +158,13 @@ def test_within_a_step_nothing_is_learned_from_calls_of_the_same_label(make: Mak
     tensors = [ones() for _ in range(6)]
     tickets: list[Ticket] = []
     for tensor in tensors:
-        tickets.append(ring.put(tensor, of="custom_forward"))
+        tickets.append(ring.put(tensor, label="custom_forward"))
     tensors[5].zero_()
     assert not {tensor.data_ptr() for tensor in tensors} & set(bus.read)
     while tickets:
         assert torch.equal(tickets.pop().take(), ones())
     bus.read.clear()
-    ticket = ring.put(tensors[0], of="custom_forward")
+    ticket = ring.put(tensors[0], label="custom_forward")
     assert bus.read[0] != tensors[0].data_ptr()  # one of them has changed: all are cloned from here on
     del ticket
 
@@ -177,7 +177,7 @@ def test_a_tensor_that_changes_in_a_later_step_only_is_refused_by_name_and_then_
         label = f"blocks.{others:d}"
         quiet_round(ring, ones(device), label=label)
         x = ones(device)
-        tickets = [ring.put(x, of=label)]
+        tickets = [ring.put(x, label=label)]
         x.zero_()
         tickets += leave(ring, device) if others else []
         with pytest.raises(ModelError, match=rf"of shape \({NUMEL},\) that `{label}` needs again was changed in") as e:
@@ -186,7 +186,7 @@ def test_a_tensor_that_changes_in_a_later_step_only_is_refused_by_name_and_then_
         del e
         tickets.clear()
         x = ones(device)
-        ticket = ring.put(x, of=label)
+        ticket = ring.put(x, label=label)
         x.zero_()
         assert torch.equal(ticket.take(), ones(device))
         del ticket
@@ -200,7 +200,7 @@ def test_a_clone_is_not_overwritten_by_the_stream_it_was_made_on_when_another_on
     x = ones(device)
     torch.cuda.synchronize()
     with torch.cuda.stream(one):
-        ticket = ring.put(x, of="blocks.3")
+        ticket = ring.put(x, label="blocks.3")
     with torch.cuda.stream(two):
         others = leave(ring, device)
     with torch.cuda.stream(one):
@@ -216,7 +216,7 @@ def test_a_clone_is_not_overwritten_by_the_stream_it_was_made_on_when_another_on
 def test_what_is_taken_on_another_stream_is_not_overwritten_by_the_one_that_fetched_it(make: MakeRing) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     ring = make(device, late_bus(device))
-    tickets = [ring.put(torch.full((NUMEL,), float(i), device=device), of=f"blocks.{i}") for i in range(7)]
+    tickets = [ring.put(torch.full((NUMEL,), float(i), device=device), label=f"blocks.{i}") for i in range(7)]
     two = torch.cuda.Stream()
     tickets.pop().take()
     while len(tickets) > 3:
@@ -238,9 +238,9 @@ def test_a_change_after_a_copy_that_was_seen_done_does_no_harm(make: MakeRing) -
     ring = make(CPU, bus)
     quiet_round(ring, ones())
     x = ones()
-    ticket = ring.put(x, of="blocks.3")
+    ticket = ring.put(x, label="blocks.3")
     bus.finish()
-    tickets = [ring.put(ones(), of="others")]  # looks at what is leaving
+    tickets = [ring.put(ones(), label="others")]  # looks at what is leaving
     x.zero_()
     tickets += leave(ring)
     assert torch.equal(ticket.take(), ones())
@@ -252,7 +252,7 @@ def test_a_change_after_the_tensor_has_left_is_no_change(make: MakeRing) -> None
     x = ones()
     for _step in range(2):
         x.fill_(1.0)
-        tickets = [ring.put(x, of="blocks.3"), *leave(ring)]
+        tickets = [ring.put(x, label="blocks.3"), *leave(ring)]
         x.zero_()
         assert torch.equal(tickets[0].take(), ones())
         tickets.clear()
@@ -263,7 +263,7 @@ def test_a_tensor_with_gaps_which_has_a_line_of_its_own_may_change(make: MakeRin
     ring = make(CPU, LateBus())
     for _step in range(3):
         x = torch.ones(2 * NUMEL)[::2]
-        tickets = [ring.put(x, of="blocks.3"), *leave(ring)]
+        tickets = [ring.put(x, label="blocks.3"), *leave(ring)]
         x.zero_()
         assert torch.equal(tickets[0].take(), ones())
         tickets.clear()
@@ -275,7 +275,7 @@ def test_what_was_taken_may_be_written_to_and_is_taken_again_as_it_was_put(
     ring = make(device, late_bus(device))
     with_gaps = torch.ones(NUMEL, 2, device=device)[:, 0]
     for tensor in (ones(device), with_gaps):
-        ticket = ring.put(tensor, of="blocks.3")
+        ticket = ring.put(tensor, label="blocks.3")
         ticket.take().mul_(3)
         assert torch.equal(ticket.take(), ones(device))
 
@@ -284,7 +284,7 @@ def test_the_tensor_itself_is_let_go_where_a_clone_is_copied(make: MakeRing) -> 
     ring = make(CPU, LateBus())
     x = ones()
     there = StorageWeakRef(x.untyped_storage())
-    ticket = ring.put(x, of="blocks.3")
+    ticket = ring.put(x, label="blocks.3")
     assert ring.device_bytes == x.nbytes
     del x
     assert there.expired()
@@ -295,7 +295,7 @@ def test_values_and_counts_over_steps_of_many_tensors(make: MakeRing, device: to
     ring = make(device, late_bus(device))
     for step in range(3):
         values: Sequence[Tensor] = [torch.full((NUMEL,), 10.0 * step + i, device=device) for i in range(7)]
-        tickets = [ring.put(value.clone(), of=f"blocks.{i}") for i, value in enumerate(values)]
+        tickets = [ring.put(value.clone(), label=f"blocks.{i}") for i, value in enumerate(values)]
         assert ring.device_bytes == IN_FLIGHT * NUMEL * 4
         for value in reversed(values):
             assert torch.equal(tickets.pop().take(), value)

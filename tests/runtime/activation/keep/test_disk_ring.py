@@ -61,7 +61,7 @@ def tensors(count: int, numel: int = NUMEL) -> list[Tensor]:
 
 
 def put_all(ring: DiskRing, values: list[Tensor]) -> list[Ticket]:
-    return [ring.put(tensor, of=f"blocks.{i}") for i, tensor in enumerate(values)]
+    return [ring.put(tensor, label=f"blocks.{i}") for i, tensor in enumerate(values)]
 
 
 def take_all(tickets: list[Ticket], values: list[Tensor]) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dsrun.runtime.activation.keep.keeper import AsItIs
-from dsrun.runtime.activation.keep.packing import BLOCK, Packed, pack, packed_bytes, unpack
+from dsrun.runtime.activation.keep.packing import BLOCK, PackingKeeper, pack, packed_bytes, unpack
 
 
 def bound_of(line_N: Tensor, dtype: torch.dtype) -> Tensor:
@@ -49,13 +49,13 @@ def test_what_is_not_finite_comes_back_as_nan_in_its_block_alone(bad: float) -> 
 
 
 def test_what_is_small_or_no_float_is_kept_as_it_is() -> None:
-    keeper = Packed(AsItIs())
+    keeper = PackingKeeper(AsItIs())
     for tensor in (torch.randn(31, 32), torch.arange(5000), torch.randn(5000, 1)):
         assert keeper.put(tensor).take().data_ptr() == tensor.data_ptr()
 
 
 def test_a_transposed_tensor_keeps_shape_and_strides() -> None:
     tensor = torch.linspace(-4, 4, 64 * 96).view(64, 96).t()
-    ticket = Packed(AsItIs()).put(tensor)
+    ticket = PackingKeeper(AsItIs()).put(tensor)
     assert ticket.take().stride() == tensor.stride()
     assert torch.allclose(ticket.take(), tensor, atol=4.001 / 254, rtol=0)

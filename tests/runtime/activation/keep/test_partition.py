@@ -7,7 +7,7 @@ import torch
 
 from dsrun.runtime.activation.keep.host_ring import HostRing
 from dsrun.runtime.activation.keep.keeper import AsItIs, Keeper
-from dsrun.runtime.activation.keep.partition import Partitioned
+from dsrun.runtime.activation.keep.partition import PartitionKeeper
 from dsrun.runtime.memory.bus import InstantBus
 from dsrun.runtime.memory.host_pool import HostPool
 from dsrun.runtime.mesh.collectives import Collectives
@@ -20,7 +20,7 @@ def test_every_rank_gets_the_whole_again(size: int, shape: tuple[int, ...]) -> N
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(1)).t()
 
     def body(axis: Collectives) -> bool:
-        ticket = Partitioned(axis, AsItIs()).put(tensor)
+        ticket = PartitionKeeper(axis, AsItIs()).put(tensor)
         found = ticket.take()
         return torch.equal(found, tensor) and found.stride() == tensor.stride()
 
@@ -31,7 +31,7 @@ def test_a_rank_keeps_its_share_and_enters_one_gather_a_take() -> None:
     tensor = torch.randn(64, 32)
 
     def body(axis: Collectives) -> tuple[int, int, int]:
-        keeper = Partitioned(axis, AsItIs())
+        keeper = PartitionKeeper(axis, AsItIs())
         ticket = keeper.put(tensor)
         kept, before = keeper.device_bytes, axis.traffic.calls["all_gather"]
         ticket.take()
@@ -45,7 +45,7 @@ def test_slices_may_wait_in_the_ring() -> None:
 
     def body(axis: Collectives) -> bool:
         ring: Keeper = HostRing(torch.device("cpu"), InstantBus(), pool=HostPool(None, say=print))
-        tickets = [Partitioned(axis, ring).put(tensor) for tensor in tensors]
+        tickets = [PartitionKeeper(axis, ring).put(tensor) for tensor in tensors]
         return all(
             torch.equal(ticket.take(), tensor) for ticket, tensor in zip(tickets[::-1], tensors[::-1], strict=True)
         )

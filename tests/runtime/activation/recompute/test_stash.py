@@ -68,7 +68,7 @@ def test_what_is_saved_and_then_changed_in_place_comes_back_as_it_was_saved(devi
         found: list[Tensor] = []
         for step in range(3):
             x = torch.linspace(-1 - step, 1, LARGE, device=device).requires_grad_()
-            stash = Stash(ring, of="blocks.0")
+            stash = Stash(ring, label="blocks.0")
             with stash.begin():
                 y = x.exp()  # saves its result
                 loss = (y * y).sum()  # and that again

@@ -15,7 +15,7 @@ from dsrun.checkpoint_files.blocks.read import BlockReader
 from dsrun.checkpoint_files.blocks.write_file import DIRECT_MEMORY_BYTES
 from dsrun.checkpoint_files.index.value import Index, StoredFile
 from dsrun.checkpoint_files.storage.calls import DIRECT_BYTES
-from dsrun.runtime.checkpoint.format.read_into import Pouring, Run
+from dsrun.runtime.checkpoint.format.read_into import ReadInto, Run
 from support.checkpoints import FILES, sums
 
 NUMEL = 2 * PIECE_BYTES // 4 + 5000
@@ -30,7 +30,7 @@ def memory(numel: int, *, after: int = 0) -> Tensor:
 def poured(folder: Path, content: bytes, runs: Sequence[Run], *, shared: bool = False) -> None:
     (folder / FILES[0]).write_bytes(content)
     index = Index(1, {}, {}, {FILES[0]: StoredFile(len(content), sums(content))})
-    pouring = Pouring(runs)
+    pouring = ReadInto(runs)
     assert list(BlockReader(folder, index).pour(FILES[0], pouring.blocks, pouring, shared=shared)) == pouring.blocks
 
 
@@ -72,7 +72,7 @@ def test_a_piece_that_came_wrong_comes_again(first: int, again: int, dtype: torc
     content = memoryview(bytearray(bytes(first) + values.numpy().tobytes()))
     pieces = {start: content[start : start + PIECE_BYTES] for start in range(0, len(content), PIECE_BYTES)}
     target = torch.zeros(values.numel(), dtype=dtype)
-    pouring = Pouring([Run(first, torch.int64, target)])
+    pouring = ReadInto([Run(first, torch.int64, target)])
     for number, (start, piece) in enumerate(pieces.items()):
         if number == again:
             pouring.take(start, memoryview(bytearray(len(piece))))

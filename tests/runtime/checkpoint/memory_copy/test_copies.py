@@ -17,7 +17,7 @@ from dsrun.runtime.checkpoint.format.load import read
 from dsrun.runtime.checkpoint.memory_copy.copies import MemoryCopies
 from dsrun.runtime.checkpoint.memory_copy.files import CopyFiles
 from dsrun.runtime.checkpoint.memory_copy.moments import newest_common
-from dsrun.runtime.checkpoint.save.request import Wanted
+from dsrun.runtime.checkpoint.save.request import SaveRequest
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.protocols import StateEntry
 from support.loopback_mail import LoopbackMail, PostOffice
@@ -39,7 +39,7 @@ class Rank:
     said: list[str] = field(default_factory=list)
 
     def take(self, step: int) -> None:
-        def want() -> Wanted:
+        def want() -> SaveRequest:
             return wanted(float(step), rank=self.rank, size=self.size)
 
         assert self.copies.take(step, want)

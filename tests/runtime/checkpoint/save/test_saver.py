@@ -25,7 +25,7 @@ from dsrun.contract.environment import JOB_ID_ENV
 from dsrun.errors import CheckpointError
 from dsrun.runtime.checkpoint.format.load import read
 from dsrun.runtime.checkpoint.format.plan import coalesce, plan_file
-from dsrun.runtime.checkpoint.save.request import Wanted
+from dsrun.runtime.checkpoint.save.request import SaveRequest
 from dsrun.runtime.checkpoint.save.saver import Saver
 from dsrun.runtime.protocols import StateEntry
 from support.savers import nothing, value_of, wanted, with_savers
@@ -203,7 +203,7 @@ def test_a_writer_that_is_killed_is_named_and_publishes_nothing(tmp_path: Path) 
 def test_a_writer_that_was_killed_while_it_had_nothing_to_do_fails_one_save_and_no_more(tmp_path: Path) -> None:
     numel = 1 << 20  # more memory than before, which the writer would have to be given
 
-    def larger() -> Wanted:
+    def larger() -> SaveRequest:
         entry = StateEntry("w", "param", (numel,), 0, numel, torch.ones(numel), True)
         return wanted(0.0, rank=0, size=1, entries=[entry])
 
@@ -425,11 +425,12 @@ def main():
     engine = dsrun.initialize(model=torch.nn.Linear(4, 4), config={"train_micro_batch_size_per_gpu": 1})[0]
     engine.save_checkpoint(sys.argv[1], tag="a")
     engine.wait_for_checkpoint()
-    saver = engine._parts.saver
+    saver = engine._components.checkpoints._saver
     saver._beside._writer.process.kill()
     saver._beside._writer.process.wait()
     engine.save_checkpoint(sys.argv[1], tag="b")
-    saver._last.save.wait(int)
+    if sys.argv[2] == "waits":
+        saver._last.save.wait(int)
 
 main()
 gc.collect()
@@ -437,9 +438,11 @@ print("the end")
 """
 
 
-def test_a_script_whose_engine_is_gone_fails_where_its_last_save_did(tmp_path: Path) -> None:
+@pytest.mark.parametrize("leaves", ["waits", "at once"])
+def test_a_script_whose_engine_is_gone_fails_where_its_last_save_did(tmp_path: Path, leaves: str) -> None:
+    """Also where the engine goes first: then the save's own thread lets go of the last that knows of it."""
     ended = subprocess.run(
-        [sys.executable, "-c", LEAVES_AN_ENGINE, str(tmp_path)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", LEAVES_AN_ENGINE, str(tmp_path), leaves], capture_output=True, text=True, check=False
     )
     assert "the end" in ended.stdout
     assert "the process that writes checkpoints was killed by signal 9" in ended.stderr

@@ -15,7 +15,7 @@ import torch
 from dsrun.runtime.checkpoint.format.policy import SavePolicy
 from dsrun.runtime.checkpoint.memory_copy.files import CopyFiles
 from dsrun.runtime.checkpoint.save.fence import Fence
-from dsrun.runtime.checkpoint.save.request import Wanted
+from dsrun.runtime.checkpoint.save.request import SaveRequest
 from dsrun.runtime.checkpoint.save.saver import Saver
 from dsrun.runtime.checkpoint.staging.buffer import PageLocks, Staging
 from dsrun.runtime.checkpoint.staging.sources import Copy
@@ -134,7 +134,7 @@ def test_copies_in_memory_say_once_why_they_are_pageable(tmp_path: Any) -> None:
     assert list(locked.locked.values()) == [2000]
 
 
-def wanted_on(device: torch.device, value: float) -> Wanted:
+def wanted_on(device: torch.device, value: float) -> SaveRequest:
     """A state on a device, each piece of a unit of its own."""
     made = wanted(value, rank=0, size=1)
     entries = [replace(entry, tensor=entry.tensor.to(device)) for entry in made.entries]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import dsrun
+from support.inside_engine import deferred_update_of, predicted_bytes, predicted_host_bytes, store_of, units_of
 from support.models import loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
@@ -48,7 +49,7 @@ def assert_same(found: Weights, expected: Weights) -> None:
 
 
 def away_of(engine: Any) -> list[int]:
-    return [unit.index for unit in engine._parts.step.units if unit.is_away]
+    return [unit.index for unit in units_of(engine) if unit.steps_on_host]
 
 
 def _compare(case: dict[str, Any], stages: tuple[int, ...], steps: int, path: Any = None) -> None:
@@ -59,9 +60,9 @@ def _compare(case: dict[str, Any], stages: tuple[int, ...], steps: int, path: An
     for stage in stages:
         for params in (False, True) if stage == 3 else (False,):
             engine = make_engine(mixed(stage, 0.5, params=params, path=path, **case))
-            assert 0 < len(away_of(engine)) < len(engine._parts.step.units)
+            assert 0 < len(away_of(engine)) < len(units_of(engine))
             if stage == 3:
-                engine._parts.step.store.poison = True
+                store_of(engine).poison = True
             assert train(engine, range(steps), samples=samples) == losses, (stage, params)
             assert_same(full_parameters(engine), expected)
             _check_bytes(engine, case)
@@ -73,11 +74,11 @@ def _check_bytes(engine: Any, case: dict[str, Any]) -> None:
     report = engine.memory_arenas()
     apart = ("wire staging", "parameters leaving")
     state = [use for use in report.arenas if use.name not in apart and use.tier != "disk"]
-    assert sum(use.reserved_bytes for use in state) == engine._parts.predicted_state_bytes
+    assert sum(use.reserved_bytes for use in state) == predicted_bytes(engine)
     in_host = sum(use.reserved_bytes for use in state if use.tier == "host")
-    assert in_host == engine._parts.predicted_host_bytes
+    assert in_host == predicted_host_bytes(engine)
     counts = sum(t.nbytes for s in engine.optimizer.state.values() for t in s.values() if t.ndim == 0)
-    assert engine.model_state_bytes() == engine._parts.predicted_state_bytes + counts
+    assert engine.model_state_bytes() == predicted_bytes(engine) + counts
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -143,7 +144,7 @@ def _fragments(engine: Any) -> list[Tensor]:
 def test_fragments_are_read_and_written_as_on_the_device(stage: int) -> None:
     plain = _fragments(make_engine(config(stage, micro=2, bf16=True)))
     engine = make_engine(mixed(stage, 0.5, micro=2, bf16=True))
-    stay = {name for unit in engine._parts.step.units if not unit.is_away for name in [unit.name]}
+    stay = {name for unit in units_of(engine) if not unit.steps_on_host for name in [unit.name]}
     assert "blocks.0" in stay
     assert "blocks.2" not in stay
     for one, other in zip(_fragments(engine), plain, strict=True):
@@ -157,8 +158,8 @@ def test_what_stays_leaves_for_a_generation_phase_and_comes_back(accumulation: i
     losses = train(plain, range(4), samples=2 * accumulation)
     engine = make_engine(mixed(2, 0.5, **case))
     assert train(engine, range(2), samples=2 * accumulation) == losses[:2]
-    staying = sum(unit.master.numel() for unit in engine._parts.step.units if not unit.is_away)
-    leaving = sum(unit.master.numel() for unit in engine._parts.step.units if unit.is_away)
+    staying = sum(unit.master.numel() for unit in units_of(engine) if not unit.steps_on_host)
+    leaving = sum(unit.master.numel() for unit in units_of(engine) if unit.steps_on_host)
     assert engine.offload_states() == 16 * staying + (4 * leaving if accumulation > 1 else 0)
     engine.reload_states()
     assert train(engine, range(2, 4), samples=2 * accumulation) == losses[2:]
@@ -171,7 +172,7 @@ def test_what_stays_leaves_for_a_generation_phase_and_comes_back(accumulation: i
 def test_a_share_of_none_is_an_optimizer_on_the_device() -> None:
     engine = make_engine(mixed(2, 0.0, micro=2))
     assert away_of(engine) == []
-    assert engine._parts.step.away is None
+    assert deferred_update_of(engine) is None
     assert engine.memory_arenas().bytes_in("host") == 0
 
 
@@ -179,7 +180,7 @@ def test_nothing_crosses_the_bus_of_what_stays() -> None:
     engine = make_engine(mixed(2, 0.5, micro=2, bf16=True))
     train(engine, range(3), samples=2)
     full_parameters(engine)
-    leaving = sum(unit.layout.shard_numel for unit in engine._parts.step.units if unit.is_away)
+    leaving = sum(unit.layout.shard_numel for unit in units_of(engine) if unit.steps_on_host)
     counts = engine.counters().bus
     assert counts.out_bytes == 3 * 2 * leaving
     assert counts.back_bytes == 3 * 2 * leaving
@@ -214,7 +215,7 @@ def _filled(case: dict[str, Any], stages: tuple[int, ...], rooms: tuple[int, ...
                     assert train(engine, range(2), samples=samples) == losses
                 engine.destroy()
             assert counts == sorted(counts, reverse=True)
-            assert counts[0] == len(plain._parts.step.units)
+            assert counts[0] == len(units_of(plain))
             assert counts[-1] == 0
 
 
@@ -257,8 +258,8 @@ def _coming(case: dict[str, Any], stages: tuple[int, ...], folder: str) -> None:
         for free in (1_000_000, 1 << 40):
             engine = make_engine(looking_again(stage, 700_000, **case))
             if stage == 3:
-                engine._parts.step.store.poison = True
-            update = engine._parts.step.away
+                store_of(engine).poison = True
+            update = deferred_update_of(engine)
             before = away_of(engine)
             assert train(engine, range(4), samples=samples) == losses[:4]
             assert away_of(engine) == before, "there was no room that the first look had not seen"
@@ -298,8 +299,8 @@ def test_what_was_observed_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     assert "dsrun: after 2 updates: " in told
     assert "dsrun: no unit comes to the device" in told
-    engine._parts.step.away.settle()
-    engine._parts.step.away.look_again(held_bytes=0)
+    deferred_update_of(engine).settle()
+    deferred_update_of(engine).look_again(held_bytes=0)
     told = capsys.readouterr().out
     assert "come to the device, where" in told
     assert " predicted (computing " in told

@@ -10,18 +10,20 @@ import torch
 from torch import nn
 
 from dsrun.config.load import load
-from dsrun.runtime.engine.host.residency import Staying
+from dsrun.runtime.engine.host.residency import ResidencyPolicy
 from dsrun.runtime.memory.bus import bus_for
 from dsrun.runtime.memory.host_pool import HostPool
 from dsrun.runtime.precision.policy import BF16
 
 
-def staying_on(device: torch.device, **placement: Any) -> Staying:
+def staying_on(device: torch.device, **placement: Any) -> ResidencyPolicy:
     zero = {"stage": 1, "offload_optimizer": {"device": "cpu", "ratio": "auto"}, "offload_placement": placement}
     settings = load({"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}, world_size=1)
     mesh: Any = SimpleNamespace(device=device)
     pool = HostPool(None, say=print)
-    return Staying(nn.Linear(2, 2), settings, mesh, precision=BF16, states=2, bus=bus_for(device), pool=pool, say=print)
+    return ResidencyPolicy(
+        nn.Linear(2, 2), settings, mesh, precision=BF16, states=2, bus=bus_for(device), pool=pool, say=print
+    )
 
 
 def test_a_budget_is_what_it_says_and_a_cpu_has_none() -> None:

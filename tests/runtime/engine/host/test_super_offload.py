@@ -16,6 +16,15 @@ import dsrun
 from dsrun.errors import ConfigError, OffloadError
 from dsrun.runtime.engine.host.update import forward_order
 from dsrun.runtime.offload.ahead.speculation import AheadCounts
+from support.inside_engine import (
+    deferred_update_of,
+    predicted_bytes,
+    sharded_of,
+    shards_of,
+    step_of,
+    store_of,
+    units_of,
+)
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine
@@ -57,12 +66,12 @@ def ahead(stage: int, *, slices: bool = False, **more: Any) -> dict[str, Any]:
 
 
 def counts_of(engine: Any) -> AheadCounts:
-    return engine._parts.step.away.ahead
+    return deferred_update_of(engine).ahead
 
 
 def let_it_step_ahead(engine: Any) -> None:
     """Returns when all that was begun during backward is done, so that no test depends on who is faster."""
-    away = engine._parts.step.away
+    away = deferred_update_of(engine)
     if away is not None:
         done, late = wait(list(away._host._speculation._futures.values()), timeout=DEADLINE_S)
         assert not late, f"{len(late)} of {len(done) + len(late)} ranges were not stepped"
@@ -95,9 +104,9 @@ def train(engine: Any, steps: range, between: Between = nothing) -> list[float]:
 
 def states_of(engine: Any) -> list[Tensor]:
     """Returns copies of this rank's states, in order."""
-    if engine._parts.step.away is not None:
-        engine._parts.step.away.settle()
-    found = [value for run in engine._parts.step.optimizer.runs for value in engine.optimizer.state[run.param].values()]
+    if deferred_update_of(engine) is not None:
+        deferred_update_of(engine).settle()
+    found = [value for run in shards_of(engine).runs for value in engine.optimizer.state[run.param].values()]
     return [value.detach().clone() for value in found if isinstance(value, Tensor)]
 
 
@@ -134,7 +143,7 @@ def _compare(names: tuple[str, ...]) -> None:
         for stage, slices in PLACES[name]:
             engine = make_engine(ahead(stage, slices=slices, **case))
             if stage == 3:
-                engine._parts.step.store.poison = True
+                store_of(engine).poison = True
             _check_held_and_moved(engine, losses)
             assert_same(full_parameters(engine), expected)
             counts = counts_of(engine)
@@ -143,14 +152,14 @@ def _compare(names: tuple[str, ...]) -> None:
             assert counts.redone.get("not finite", 0) == engine.skipped_steps == skipped
             assert counts.accepted + sum(counts.redone.values()) == STEPS
             _check_order(engine, stage)
-            owned = sum(unit.layout.shard_numel for unit in engine._parts.step.units)
+            owned = sum(unit.layout.shard_numel for unit in units_of(engine))
             assert (counts.elements_ahead, counts.elements_behind) == (counts.accepted * owned, 0)
             engine.destroy()
 
 
 def _check_order(engine: Any, stage: int) -> None:
     """The next forward's, or, where the step waits for all of them, that in which gradients have come."""
-    parts = engine._parts.step
+    parts = step_of(engine)
     order = forward_order(parts.units, parts.reducer.canonical_order())
     waits_for_all = stage < 3 and engine.world_size > 1
     assert parts.away._host.order == (order[::-1] if waits_for_all else order)
@@ -158,22 +167,22 @@ def _check_order(engine: Any, stage: int) -> None:
 
 def _check_held_and_moved(engine: Any, losses: list[float]) -> None:
     """Trains: memory is what was predicted, and a step that is taken again moves no byte over the bus again."""
-    predicted = engine._parts.predicted_state_bytes
+    predicted = predicted_bytes(engine)
     use = {use.name: use.reserved_bytes for use in engine.memory_arenas().arenas if use.name != "wire staging"}
     assert sum(use.values()) == predicted
     assert use["second masters"] > 0
     assert use["second optimizer states"] == use["optimizer states"] == 2 * use["second masters"]
     assert train(engine, range(STEPS)) == losses
     scalars = sum(t.nbytes for s in engine.optimizer.state.values() for t in s.values() if t.ndim == 0)
-    engine._parts.step.away.settle()
+    deferred_update_of(engine).settle()
     assert engine.model_state_bytes() == predicted + scalars
-    owned = sum(unit.layout.shard_numel for unit in engine._parts.step.units)
-    gradient = 4 if engine.gradient_accumulation_steps() > 1 else engine._parts.compute.itemsize
+    owned = sum(unit.layout.shard_numel for unit in units_of(engine))
+    gradient = 4 if engine.gradient_accumulation_steps() > 1 else sharded_of(engine).precision.compute.itemsize
     moved = engine.counters().bus
     assert moved.out["gradients"].nbytes == STEPS * owned * gradient
-    if engine._parts.step.units[0].tier is None:
+    if units_of(engine)[0].tier is None:
         assert moved.back["parameters"].nbytes == (
-            (STEPS - engine.skipped_steps) * owned * engine._parts.compute.itemsize
+            (STEPS - engine.skipped_steps) * owned * sharded_of(engine).precision.compute.itemsize
         )
 
 
@@ -234,19 +243,19 @@ def test_any_elementwise_optimizer_is_stepped_ahead_with_whatever_it_counts(kind
 def test_a_script_keeps_the_tensors_that_it_has_taken_of_masters_and_states() -> None:
     engine = make_engine(ahead(1, micro=2, gradient_clipping=0.0))
     train(engine, range(1))
-    held = [engine.optimizer.state[run.param]["exp_avg"] for run in engine._parts.step.optimizer.runs]
-    counts = [engine.optimizer.state[run.param]["step"] for run in engine._parts.step.optimizer.runs]
-    masters = [unit.master for unit in engine._parts.step.units]
+    held = [engine.optimizer.state[run.param]["exp_avg"] for run in shards_of(engine).runs]
+    counts = [engine.optimizer.state[run.param]["step"] for run in shards_of(engine).runs]
+    masters = [unit.master for unit in units_of(engine)]
     train(engine, range(1, 4))
-    engine._parts.step.away.settle()
+    deferred_update_of(engine).settle()
     assert counts_of(engine).accepted == 4
     assert [float(count) for count in counts] == [4.0] * len(counts)
-    assert all(one is unit.master for one, unit in zip(masters, engine._parts.step.units, strict=True))
-    for run, state in zip(engine._parts.step.optimizer.runs, held, strict=True):
+    assert all(one is unit.master for one, unit in zip(masters, units_of(engine), strict=True))
+    for run, state in zip(shards_of(engine).runs, held, strict=True):
         assert engine.optimizer.state[run.param]["exp_avg"] is state
     reference = make_engine(plain(1, micro=2, gradient_clipping=0.0))
     train(reference, range(4))
-    for ours, theirs in zip(engine._parts.step.optimizer.runs, reference._parts.step.optimizer.runs, strict=True):
+    for ours, theirs in zip(shards_of(engine).runs, shards_of(reference).runs, strict=True):
         assert torch.equal(ours.param, theirs.param)
         assert torch.equal(
             engine.optimizer.state[ours.param]["exp_avg"], reference.optimizer.state[theirs.param]["exp_avg"]
@@ -268,7 +277,7 @@ def _other_state(engine: Any, step: int) -> None:
 
 
 def _other_state_in_place(engine: Any, step: int) -> None:
-    for run in engine._parts.step.optimizer.runs:
+    for run in shards_of(engine).runs:
         if step:
             engine.optimizer.state[run.param]["exp_avg_sq"].mul_(1.5)
 
@@ -352,12 +361,12 @@ def test_units_that_stay_on_the_device_are_stepped_there_when_the_norm_is_known(
     engine = make_engine(settings)
     assert train(engine, range(STEPS)) == losses
     assert_same(full_parameters(engine), full_parameters(reference))
-    counts, parts = counts_of(engine), engine._parts.step
-    leaving = sum(unit.layout.shard_numel for unit in parts.units if unit.is_away)
+    counts, parts = counts_of(engine), step_of(engine)
+    leaving = sum(unit.layout.shard_numel for unit in parts.units if unit.steps_on_host)
     assert 0 < leaving < sum(unit.layout.shard_numel for unit in parts.units)
     assert counts.accepted > 0
     assert counts.elements_ahead == counts.accepted * leaving
-    assert engine.memory_arenas().reserved_bytes == engine._parts.predicted_state_bytes
+    assert engine.memory_arenas().reserved_bytes == predicted_bytes(engine)
 
 
 @pytest.mark.parametrize("stage", [1, 3])
@@ -460,7 +469,7 @@ def test_an_optimizer_whose_state_cannot_be_copied_is_refused_by_name() -> None:
 def _told() -> list[str]:
     engine = make_engine(ahead(1, micro=2, gradient_clipping=1e-9))
     told: list[str] = []
-    engine._parts.step.away._host._speculation._say = told.append
+    deferred_update_of(engine)._host._speculation._say = told.append
     for _ in range(52):
         train(engine, range(1))
     assert counts_of(engine).redone == {"clipped": 52}

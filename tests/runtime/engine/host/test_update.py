@@ -18,6 +18,7 @@ import dsrun
 from dsrun.errors import ConfigError, ModelError
 from dsrun.runtime.optim.algorithms.lamb import Lamb
 from support.devices import on_devices
+from support.inside_engine import predicted_bytes, store_of, units_of
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
@@ -56,7 +57,7 @@ def _compare(case: dict[str, Any], stages: tuple[int, ...], steps: int) -> None:
     for stage in stages:
         engine = make_engine(away(stage, **case))
         if stage == 3:
-            engine._parts.step.store.poison = True
+            store_of(engine).poison = True
         assert train(engine, range(steps), samples=samples) == losses, stage
         assert_same(full_parameters(engine), expected)
         engine.destroy()
@@ -177,8 +178,8 @@ def test_a_schedule_of_torchs_and_hooks_of_the_script_see_every_step() -> None:
 def _moved(case: dict[str, Any], stages: tuple[int, ...]) -> None:
     for stage in stages:
         engine = make_engine(away(stage, **case))
-        owned = sum(unit.layout.shard_numel for unit in engine._parts.step.units)
-        units = len(engine._parts.step.units)
+        owned = sum(unit.layout.shard_numel for unit in units_of(engine))
+        units = len(units_of(engine))
         train(engine, range(3), samples=case["micro"] * case.get("accumulation", 1) * engine.world_size)
         full_parameters(engine)
         counts = counts_of(engine)
@@ -208,7 +209,7 @@ def test_what_was_added_up_without_being_announced_comes_back_once_and_has_the_s
             engine.step()
         results.append(full_parameters(engine))
     assert_same(results[1], results[0])
-    owned = sum(unit.layout.shard_numel for unit in engine._parts.step.units)
+    owned = sum(unit.layout.shard_numel for unit in units_of(engine))
     counts = counts_of(engine)
     assert counts.out["gradients"].nbytes == owned * (2 + 4 + 2)
     assert counts.back["gradients"].nbytes == owned * 2
@@ -223,7 +224,7 @@ def _held(case: dict[str, Any], stages: tuple[int, ...], both: bool) -> None:
         if both:
             settings["zero_optimization"]["offload_param"] = {"device": "cpu"}
         engine = make_engine(settings)
-        prediction = engine._parts.predicted_state_bytes
+        prediction = predicted_bytes(engine)
         for step in range(2):
             report = engine.memory_arenas()
             state = [use for use in report.arenas if use.name != "wire staging"]
@@ -394,7 +395,7 @@ engine = dsrun.initialize(model=model, config=settings, optimizer=lambda groups:
 for step in range(5):  # memory is looked at after the first ones, which settles
     engine.backward(engine(torch.ones(2, 64)).mean())
     engine.step()
-print("under way:", not all(future.done() for future in engine._parts.step.away._host._pending.values()))
+print("under way:", not all(future.done() for future in engine._update.away._host._pending.values()))
 """
 
 

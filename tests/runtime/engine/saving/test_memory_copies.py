@@ -12,6 +12,7 @@ import torch
 
 import dsrun
 from dsrun.contract.environment import MEMORY_COPY_ENV, RESTART_COUNT_ENV
+from support.inside_engine import components_of
 from support.models import TinyGPT
 from support.ranks import run_ranks
 from support.training import config, full_parameters, make_engine, train
@@ -175,7 +176,7 @@ def test_each_of_two_engines_goes_on_from_its_own_state(tmp_path: Path) -> None:
 def _without_launcher(folder: str) -> bool:
     engine = make_engine(config(1, micro=6, checkpoint={"memory_copy": {"every": 1}}), model=engine_model(), seed=1)
     train(engine, range(2), samples=6)
-    return engine._parts.copies is None
+    return not components_of(engine).copies.are_made
 
 
 def test_nothing_is_copied_where_nobody_would_start_the_job_again(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 import dsrun
 from dsrun.checkpoint_files.folder.find import find_tag
 from dsrun.errors import InputError
+from support.inside_engine import components_of, saver_of
 from support.ranks import run_ranks
 from support.training import config, full_parameters, make_engine, train
 
@@ -25,13 +26,13 @@ def held_up(engine: Any) -> threading.Event:
     def hold(unit: int) -> None:
         held.wait(30.0)
 
-    engine._parts.saver.fence.pace = hold
+    saver_of(engine).fence.pace = hold
     return held
 
 
 def let_go_when_waited_for(engine: Any, held: threading.Event) -> None:
     """Sets the event as soon as somebody waits for the engine's save."""
-    save = engine._parts.saver._last.save
+    save = saver_of(engine)._last.save
     wait = save.wait
 
     def told(progress: Any) -> None:
@@ -91,7 +92,7 @@ def _paths(folder: str) -> None:
     engine.save_16bit_model(Named(place), Named("w.safetensors"))
     dsrun.zero.load_pretrained(engine.module, Named(place / "w.safetensors"))
     engine.save_on_signal(Named(place / "stopped"))
-    engine._forget_signals()
+    components_of(engine).on_signal.forget()
     wrong: Any
     for wrong in (None, b"run", 3):
         for who, call in (

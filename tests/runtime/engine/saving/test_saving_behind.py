@@ -18,8 +18,9 @@ from dsrun.checkpoint_files.folder.verify import verify
 from dsrun.checkpoint_files.parse import read_index
 from dsrun.errors import CheckpointError
 from dsrun.runtime.checkpoint.format.load import read
-from dsrun.runtime.engine.saving.persist import _wanted
+from dsrun.runtime.engine.saving.persist import _state
 from dsrun.runtime.protocols import StateEntry
+from support.inside_engine import components_of, deferred_update_of, saver_of
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, make_engine, train
@@ -46,8 +47,9 @@ def half_frozen() -> nn.Module:
 
 def entries_of(engine: Any, folder: Path) -> list[StateEntry]:
     """What a save would take of this rank now."""
-    parts = engine._parts
-    wanted = _wanted(parts, engine._counters, folder, engine._present_moment(), {}, save_latest=False, frozen=True)
+    checkpoints = components_of(engine).checkpoints
+    moment = components_of(engine).moment.present()
+    wanted = _state(checkpoints._run, moment, {}, frozen=True, apart=False, stores=True)
     return [entry for entry in wanted.entries if entry.role != "rng"]
 
 
@@ -72,8 +74,8 @@ def assert_same(entries: list[StateEntry], moment: list[Tensor]) -> None:
 
 def assert_nothing_of_drives_is_staged(engine: Any, entries: list[StateEntry]) -> None:
     """Of masters, states and frozen slices only counts of steps are copied to memory."""
-    sources = engine._parts.saver._last.save.sources
-    on_drive = [e for e in entries if engine._parts.on_drive(e.tensor) is not None]
+    sources = saver_of(engine)._last.save.sources
+    on_drive = [e for e in entries if components_of(engine).checkpoints._run.on_drive(e.tensor) is not None]
     assert {entry.role for entry in on_drive} == {"param", "exp_avg", "exp_avg_sq"}
     read_there = sum(segment.nbytes for segment in sources.segments if segment.descriptor is not None)
     assert read_there == sum(entry.tensor.nbytes for entry in on_drive)
@@ -125,10 +127,10 @@ def _save_and_train(folder: str, cases: dict[str, dict[str, Any]]) -> None:
         engine = make_engine(settings(**case), model=model)
         samples = MICRO * engine.world_size
         train(engine, range(2), samples=samples)
-        fence, target = engine._parts.saver.fence, Path(folder) / name
+        fence, target = saver_of(engine).fence, Path(folder) / name
         for save in range(2):  # the second one uses the memory of the first
-            if engine._parts.step.away is not None:
-                engine._parts.step.away.settle()
+            if deferred_update_of(engine) is not None:
+                deferred_update_of(engine).settle()
             entries = entries_of(engine, target)
             moment = copies_of(entries)
             # A drive shows nothing while it is stepped.
@@ -141,8 +143,8 @@ def _save_and_train(folder: str, cases: dict[str, dict[str, Any]]) -> None:
                 forward_and_backward(engine, 10 + save)
                 assert fence.waits == 0, "forward and backward wait for no copy"
                 engine.step()
-                if engine._parts.step.away is not None:
-                    engine._parts.step.away.settle()
+                if deferred_update_of(engine) is not None:
+                    deferred_update_of(engine).settle()
             assert fence.waits
             train(engine, range(20, 22), samples=samples)
             engine.wait_for_checkpoint()
@@ -150,8 +152,8 @@ def _save_and_train(folder: str, cases: dict[str, dict[str, Any]]) -> None:
             found = saved(Path(folder) / f"{name}-{save}", entries)
             for entry, value, expected in zip(entries, found, moment, strict=True):
                 assert torch.equal(value, expected), (name, save, entry.name, entry.role)
-            if engine._parts.step.away is not None:
-                engine._parts.step.away.settle()
+            if deferred_update_of(engine) is not None:
+                deferred_update_of(engine).settle()
             now = zip(entries_of(engine, target), moment, strict=True)
             assert any(not torch.equal(entry.tensor, value) for entry, value in now), "training went on"
         engine.destroy()
@@ -183,7 +185,7 @@ def test_a_checkpoint_holds_the_moment_of_its_save_though_its_copy_comes_later(
 def _script_writes(folder: str) -> str:
     engine = make_engine(settings(1))
     train(engine, range(2), samples=MICRO * engine.world_size)
-    fence, go = engine._parts.saver.fence, threading.Event()
+    fence, go = saver_of(engine).fence, threading.Event()
     fence.pace = lambda unit: _wait(go)
     engine.save_checkpoint(folder, tag="torn")
     with torch.no_grad():
@@ -209,7 +211,7 @@ def _others_wait(folder: str) -> list[str]:
     """Whoever changes state through this library comes behind the copy."""
     engine = make_engine(settings(2, bf16=True))
     train(engine, range(2), samples=MICRO * engine.world_size)
-    weight, fence = engine.module.head.weight, engine._parts.saver.fence
+    weight, fence = engine.module.head.weight, saver_of(engine).fence
     done: list[str] = []
     zeros = torch.zeros_like(dsrun.utils.safe_get_full_fp32_param(weight))
     changes: dict[str, Callable[[], object]] = {

@@ -24,7 +24,7 @@ def outcomes(size: int, errors: dict[int, Exception]) -> list[Any]:
             return collectives.rank
 
         try:
-            return all_or_none(work, collectives, device=CPU, of="test", where="thing")
+            return all_or_none(work, collectives, device=CPU, label="test", where="thing")
         except DsrunError as error:
             return error
 

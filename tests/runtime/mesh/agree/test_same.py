@@ -76,7 +76,7 @@ def test_a_name_that_is_missing_from_several_lists_is_told_once() -> None:
 def test_the_largest_of_each_number_is_known_on_every_rank_exactly() -> None:
     def body(collectives: LoopbackCollectives) -> list[float]:
         own = [0.1 * collectives.rank, 2.0**60 + 512 * collectives.rank, -1.0 - collectives.rank]
-        return largest(own, collectives, device=CPU, of="figures")
+        return largest(own, collectives, device=CPU, label="figures")
 
     assert LoopbackWorld(3).run(body) == [[0.2, 2.0**60 + 1024, -1.0]] * 3
 
@@ -87,25 +87,25 @@ def test_a_failure_is_known_on_every_rank() -> None:
             if collectives.rank == 1:
                 raise OSError("full")
 
-        return attempt(work, collectives, device=CPU, of="save")
+        return attempt(work, collectives, device=CPU, label="save")
 
     found = LoopbackWorld(3).run(body)
     assert [failure is not None and failure.rank for failure in found] == [1, 1, 1]
     assert [failure is not None and str(failure.error) for failure in found] == ["None", "full", "None"]
-    assert LoopbackWorld(2).run(lambda c: attempt(lambda: None, c, device=CPU, of="save")) == [None, None]
+    assert LoopbackWorld(2).run(lambda c: attempt(lambda: None, c, device=CPU, label="save")) == [None, None]
 
 
 def test_every_read_of_what_other_ranks_told_says_what_it_is_of() -> None:
     def body(collectives: LoopbackCollectives) -> list[str | None]:
         named = NamedReads(collectives)
         with HostReads(named) as reads:
-            largest([float(named.rank)], named, device=CPU, of="tags")
-            attempt(lambda: None, named, device=CPU, of="save")
+            largest([float(named.rank)], named, device=CPU, label="tags")
+            attempt(lambda: None, named, device=CPU, label="save")
             with pytest.raises(ModelError):
                 check_agreement({"the model": named.rank}, named, device=CPU)
         return reads.of
 
-    for of in LoopbackWorld(2).run(body):
-        assert of[:2] == ["tags", "save outcome"]
-        assert len(of) == 6
-        assert None not in of
+    for label in LoopbackWorld(2).run(body):
+        assert label[:2] == ["tags", "save outcome"]
+        assert len(label) == 6
+        assert None not in label

@@ -99,11 +99,13 @@ def _ends_early(how: str) -> str:
             os._exit(0)
         if how == "other length":
             with pytest.raises(ModelError) as refused:
-                axis.all_to_all(torch.zeros(2), torch.zeros(4), receive_numels=[1, 1], send_numels=[3, 1], of="experts")
+                axis.all_to_all(
+                    torch.zeros(2), torch.zeros(4), receive_numels=[1, 1], send_numels=[3, 1], label="experts"
+                )
             return str(refused.value)
         if how == "other call":
             with pytest.raises(ModelError) as refused:
-                axis.all_reduce(torch.zeros(8), of="unit 7")
+                axis.all_reduce(torch.zeros(8), label="unit 7")
             return str(refused.value)
         # It stays elsewhere until the other has given up and gone.
         for _ in range(3):
@@ -112,10 +114,10 @@ def _ends_early(how: str) -> str:
         return ""
     if how == "other length":
         with pytest.raises(ModelError) as refused:
-            axis.all_to_all(torch.zeros(3), torch.zeros(2), receive_numels=[1, 2], send_numels=[1, 1], of="experts")
+            axis.all_to_all(torch.zeros(3), torch.zeros(2), receive_numels=[1, 2], send_numels=[1, 1], label="experts")
         return str(refused.value)
     with pytest.raises(DsrunError) as caught:
-        axis.all_gather(torch.zeros(16), torch.zeros(8), of="unit 4")
+        axis.all_gather(torch.zeros(16), torch.zeros(8), label="unit 4")
     return str(caught.value)
 
 
@@ -189,7 +191,7 @@ def _wait_observed() -> list[Any]:
     info = RankInfo.from_env()
     join(info, backend="gloo", device=CPU, timeout_s=30)
     axis = make_mesh(MeshSpec(((DATA_AXIS, 2),)), info, device=CPU, observer=Observer()).axes[DATA_AXIS]
-    axis.all_reduce(torch.zeros(4), of="loss").wait()
+    axis.all_reduce(torch.zeros(4), label="loss").wait()
     return seen
 
 

@@ -47,8 +47,8 @@ def results(axis: Collectives, numel: int, dtype: torch.dtype, *, shared: bool) 
 
     gathered, scattered = values(0, numel * size), values(rank, numel * size)
     summed, largest, sent = values(10 + rank, numel + 3), values(20 + rank, numel), values(30 + rank, numel)
-    reduction = axis.reduce_scatter(scattered, of="unit 1")
-    gather = axis.all_gather(gathered, values(40 + rank, numel), of="unit 2")
+    reduction = axis.reduce_scatter(scattered, label="unit 1")
+    gather = axis.all_gather(gathered, values(40 + rank, numel), label="unit 2")
     gather.wait()
     reduction.wait()
     reduction.wait()
@@ -116,7 +116,7 @@ def _two_hosts(how: str) -> str:
     if how == "other step" and info.rank == 1:
         where.at(8, 1)
     with pytest.raises(DsrunError) as caught:
-        axis.all_gather(torch.zeros(8), torch.zeros(4), of="unit 4").wait()
+        axis.all_gather(torch.zeros(8), torch.zeros(4), label="unit 4").wait()
     return str(caught.value)
 
 

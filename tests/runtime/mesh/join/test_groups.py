@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,7 +13,7 @@ from dsrun.runtime.mesh.join.backends import choose_backend
 from dsrun.runtime.mesh.join.gpus import choose_device
 from dsrun.runtime.mesh.join.groups import join, make_mesh, present_backend
 from dsrun.runtime.mesh.spec import MeshSpec
-from support.cli import clean_environment
+from support.forked_programs import Ended, run_programs
 from support.ranks import run_ranks
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -136,18 +133,19 @@ engine.step()
 """
 
 
-@pytest.mark.parametrize(
-    ("last", "code"),
-    [
-        ("", 0),
-        ("engine.destroy()", 0),
-        ("raise SystemExit(7)", 7),
-        ("raise ValueError('no')", 1),
-    ],
-)
-def test_a_script_that_ends_lets_go_of_the_group_before_the_interpreter_ends(last: str, code: int) -> None:
-    end = subprocess.run(
-        [sys.executable, "-c", _ENDING + last], capture_output=True, text=True, timeout=120, env=clean_environment()
-    )
-    assert end.returncode == code, end.stderr
-    assert "group left" in end.stdout.splitlines()
+_ENDS = {"": 0, "engine.destroy()": 0, "raise SystemExit(7)": 7, "raise ValueError('no')": 1}
+
+
+@pytest.fixture(scope="module")
+def ends() -> dict[str, Ended]:
+    """How the scripts ended, each a fork with torch, as ranks are."""
+    return dict(zip(_ENDS, run_programs([_ENDING + last for last in _ENDS]), strict=True))
+
+
+@pytest.mark.parametrize(("last", "code"), _ENDS.items())
+def test_a_script_that_ends_lets_go_of_the_group_before_the_interpreter_ends(
+    ends: dict[str, Ended], last: str, code: int
+) -> None:
+    end = ends[last]
+    assert end.code == code, end.err
+    assert "group left" in end.out.splitlines()

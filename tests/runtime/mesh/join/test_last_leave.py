@@ -11,6 +11,7 @@ import pytest
 
 from dsrun.contract.environment import ERROR_FILE_ENV, LEAVING_THREAD
 from support.cli import clean_environment
+from support.forked_programs import Ended, run_programs
 
 #: Gloo stands for NCCL: what is proved is when the group is destroyed, and how long that may take.
 START = f"""
@@ -42,29 +43,38 @@ def run(source: str, **changes: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean_environment(**changes))
 
 
-@pytest.mark.parametrize(
-    ("last", "code", "told"),
-    [
-        ("", 0, ["left"]),
-        ("raise SystemExit(7)", 7, ["left"]),
-        ("raise ValueError('no')", 1, ["there"]),
-        # A group that the script has destroyed, and one that another mesh's end has.
-        ("dist.destroy_process_group()", 0, ["left"]),
-        ("last_leave.cancel()", 0, ["there"]),
-        # Other ranks hang: so does what waits for them, in its thread.
-        ("dist.destroy_process_group = stuck", 0, ["begun", "there"]),
-        # What is on the group lets go of it first; with a collective under way, nobody does.
-        ("last_leave.add([Axis(True), Axis(True)])", 0, ["closed", "closed", "left"]),
-        ("last_leave.add([Axis(True), Axis(False)])", 0, ["there"]),
-        # Another thread is about to do it.
-        ("launcher_leaves(); last_leave.add([Axis(True)])", 0, ["closed", "there"]),
-    ],
-)
+#: How a program ends, its exit code, and what it says meanwhile.
+ENDS = [
+    ("", 0, ["left"]),
+    ("raise SystemExit(7)", 7, ["left"]),
+    ("raise ValueError('no')", 1, ["there"]),
+    # A group that the script has destroyed, and one that another mesh's end has.
+    ("dist.destroy_process_group()", 0, ["left"]),
+    ("last_leave.cancel()", 0, ["there"]),
+    # Other ranks hang: so does what waits for them, in its thread.
+    ("dist.destroy_process_group = stuck", 0, ["begun", "there"]),
+    # What is on the group lets go of it first; with a collective under way, nobody does.
+    ("last_leave.add([Axis(True), Axis(True)])", 0, ["closed", "closed", "left"]),
+    ("last_leave.add([Axis(True), Axis(False)])", 0, ["there"]),
+    # Another thread is about to do it.
+    ("launcher_leaves(); last_leave.add([Axis(True)])", 0, ["closed", "there"]),
+]
+
+
+@pytest.fixture(scope="module")
+def ends() -> dict[str, Ended]:
+    """How the programs ended, each a fork with torch, as ranks are."""
+    return {
+        last: end for (last, _, _), end in zip(ENDS, run_programs([START + last for last, _, _ in ENDS]), strict=True)
+    }
+
+
+@pytest.mark.parametrize(("last", "code", "told"), ENDS)
 def test_the_group_is_destroyed_unless_the_program_failed_or_another_does_it(
-    last: str, code: int, told: list[str]
+    ends: dict[str, Ended], last: str, code: int, told: list[str]
 ) -> None:
-    ended = run(last)
-    assert (ended.returncode, ended.stdout.splitlines()) == (code, told), ended.stderr
+    end = ends[last]
+    assert (end.code, end.out.splitlines()) == (code, told), end.err
 
 
 def test_a_failure_that_a_launcher_was_told_of_is_one(tmp_path: Path) -> None:

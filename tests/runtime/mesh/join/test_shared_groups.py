@@ -42,14 +42,14 @@ def _take_and_give_back() -> list[object]:
     seen += [value.item(), len(groups)]
     groups.give_back([reductions, gathers])
     seen += [len(groups), _is_there(first), _is_there(other)]
-    # What was destroyed is made anew, and the ranks meet in it.
-    fresh = groups.take(reductions)
-    dist.all_reduce(value, group=fresh)
-    return [*seen, value.item()]
+    # One of its ranks and number would have the name of the first one, and find what that has left in the store.
+    next_one = groups.take(reductions)
+    dist.all_reduce(value, group=next_one)
+    return [*seen, next_one is first, len(groups), value.item()]
 
 
-def test_a_group_is_shared_and_goes_with_the_last_that_has_it() -> None:
-    assert run_ranks(2, _take_and_give_back) == [[True, False, 3.0, 2, 0, False, False, 6.0]] * 2
+def test_a_gloo_group_is_shared_and_waits_for_the_next_mesh_when_the_last_has_left() -> None:
+    assert run_ranks(2, _take_and_give_back) == [[True, False, 3.0, 2, 0, True, True, True, 1, 6.0]] * 2
 
 
 def _two_meshes(how: str) -> list[object]:
@@ -74,7 +74,9 @@ def _two_meshes(how: str) -> list[object]:
     value = torch.full((1,), float(10**info.rank))
     second.axes["fast"].all_reduce(value).wait()
     leave(second)
-    return [*shared, *there, value.item(), *(_is_there(group) for group in own), dist.is_initialized()]
+    after = [_is_there(group) for group in own]
+    dist.destroy_process_group()
+    return [*shared, *there, value.item(), *after, *(_is_there(group) for group in own)]
 
 
 def _axis(mesh: ProcessGroupMesh, axis: str) -> C10dCollectives:
@@ -83,10 +85,10 @@ def _axis(mesh: ProcessGroupMesh, axis: str) -> C10dCollectives:
     return collectives
 
 
-def test_the_groups_of_axes_end_with_the_last_mesh_that_was_left() -> None:
+def test_the_gloo_groups_of_axes_outlive_the_last_mesh_and_end_with_the_default_group() -> None:
     sums = [11.0, 11.0, 1100.0, 1100.0]
     assert run_ranks(4, _two_meshes, "leaves") == [
-        [True, True, True, True, value, False, False, True] for value in sums
+        [True, True, True, True, value, True, True, False, False] for value in sums
     ]
 
 
@@ -138,12 +140,14 @@ def test_on_the_way_out_of_an_error_no_rank_is_waited_for() -> None:
     # A destroy would have waited for ranks that are in a collective.
     assert _is_there(reductions)
     other = make_mesh(MeshSpec(((DATA_AXIS, 1),)), RankInfo(), device=device, groups_of_one=True)
-    other.axes[DATA_AXIS].all_gather(torch.zeros(4, device=device), torch.zeros(4, device=device), of="unit 1")
+    other.axes[DATA_AXIS].all_gather(torch.zeros(4, device=device), torch.zeros(4, device=device), label="unit 1")
     # Nobody waited for it, and nothing tells its end: the handle is gone.
     leave(other)
     assert dist.is_initialized()
     last = make_mesh(MeshSpec(((DATA_AXIS, 1),)), RankInfo(), device=device, groups_of_one=True)
-    ahead = last.axes[DATA_AXIS].all_gather(torch.zeros(4, device=device), torch.zeros(4, device=device), of="unit 1")
+    ahead = last.axes[DATA_AXIS].all_gather(
+        torch.zeros(4, device=device), torch.zeros(4, device=device), label="unit 1"
+    )
     leave(last)
     assert not dist.is_initialized()
     del ahead

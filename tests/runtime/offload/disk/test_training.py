@@ -17,6 +17,7 @@ import dsrun
 from dsrun.direct_io.settings import round_up
 from dsrun.errors import OffloadError
 from support.disks import FailingDisk, failure
+from support.inside_engine import deferred_update_of, predicted_bytes, tiers_of, units_of
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
 
@@ -31,11 +32,11 @@ def on_disk(stage: int, path: str | list[str], *, keys: dict[str, Any] | None = 
 
 
 def kept_of(engine: Any) -> Any:
-    return engine._parts.step.away._host._keeper
+    return deferred_update_of(engine)._host._keeper
 
 
 def numels_of(engine: Any) -> list[int]:
-    return [unit.layout.shard_numel for unit in engine._parts.step.units]
+    return [unit.layout.shard_numel for unit in units_of(engine)]
 
 
 def record_bytes(engine: Any, states: int = 2) -> int:
@@ -126,12 +127,12 @@ def test_a_step_reads_and_writes_masters_and_states_once(tmp_path: Path, fast: b
     at_first = engine.counters().drives
     assert (at_first.read_bytes, at_first.written_bytes) == (0, masters if fast else whole)
     train(engine, range(1), samples=2)
-    engine._parts.step.away.settle()
+    deferred_update_of(engine).settle()
     first = engine.counters().drives
     assert first.read_bytes == (masters if fast else whole)
     assert first.written_bytes - at_first.written_bytes == whole
     train(engine, range(1, 3), samples=2)
-    engine._parts.step.away.settle()
+    deferred_update_of(engine).settle()
     later = engine.counters().drives.since(first)
     assert (later.read_bytes, later.written_bytes) == (2 * whole, 2 * whole)
 
@@ -139,7 +140,7 @@ def test_a_step_reads_and_writes_masters_and_states_once(tmp_path: Path, fast: b
 def test_between_steps_reads_and_evaluation_move_nothing_past_the_cache(tmp_path: Path) -> None:
     engine = make_engine(on_disk(2, str(tmp_path), micro=2))
     train(engine, range(2), samples=2)
-    engine._parts.step.away.settle()
+    deferred_update_of(engine).settle()
     before = engine.counters().drives
     full_parameters(engine)
     with torch.no_grad():
@@ -156,7 +157,7 @@ def _counts_memory(path: str) -> None:
         keys = {"buffer_count": 2}
         engine = make_engine(on_disk(stage, path, keys=keys, micro=2, bf16=bf16, accumulation=accumulation))
         train(engine, range(2), samples=2 * accumulation)
-        engine._parts.step.away.settle()
+        deferred_update_of(engine).settle()
         report = engine.memory_arenas()
         uses = {use.name: use for use in report.arenas}
         assert uses["masters and states"].tier == "disk"
@@ -167,7 +168,7 @@ def _counts_memory(path: str) -> None:
         assert "optimizer states" not in uses
         assert sum(use.used_bytes for use in report.outside) <= 8 * 64  # counts of steps
         counts = sum(t.nbytes for state in engine.optimizer.state.values() for t in state.values() if t.ndim == 0)
-        assert engine.model_state_bytes() == engine._parts.predicted_state_bytes + counts
+        assert engine.model_state_bytes() == predicted_bytes(engine) + counts
         assert "all on the disk" in str(report)
         engine.destroy()
 
@@ -182,7 +183,7 @@ def test_states_that_the_optimizer_loads_go_to_the_disk(tmp_path: Path) -> None:
         engine.optimizer.load_state_dict(earlier)
         states = [t for state in engine.optimizer.state.values() for t in state.values() if t.ndim]
         if len(found) == 1:
-            assert not any(engine._parts.memory.takes_memory(state) for state in states)
+            assert not any(tiers_of(engine).memory.takes_memory(state) for state in states)
         train(engine, range(3, 5), samples=2)
         found.append(full_parameters(engine))
         engine.destroy()
@@ -200,7 +201,7 @@ def test_states_made_with_the_optimizer_lie_on_the_disk_too(tmp_path: Path) -> N
         if len(found) == 2:
             states = [t for state in engine.optimizer.state.values() for t in state.values() if t.ndim]
             assert states
-            assert not any(engine._parts.memory.takes_memory(state) for state in states)
+            assert not any(tiers_of(engine).memory.takes_memory(state) for state in states)
         engine.destroy()
     assert_same(found[1], found[0])
 
@@ -296,7 +297,7 @@ def test_a_disk_that_fails_ends_training_by_unit_and_byte(
     disk = FailingDisk()
     engine = with_disk(on_disk(3, str(tmp_path), micro=2), monkeypatch, disk)
     train(engine, range(2), samples=2)
-    engine._parts.step.away.settle()
+    deferred_update_of(engine).settle()
     setattr(disk, f"on_{what}", lambda at, nbytes: failure(errno.EIO))
     told = rf"{tmp_path}: masters of unit [0-9]+ `.*`, byte 0 \(byte [0-9]+ of the file\) cannot be {what[:4]}"
     with pytest.raises(OffloadError, match=told):
@@ -316,7 +317,7 @@ def test_a_changed_byte_is_an_error_where_it_is_checked(tmp_path: Path, monkeypa
     settings = {**on_disk(2, str(tmp_path), micro=2), "aio": {"verify": True}}
     engine = with_disk(settings, monkeypatch, Disk())
     train(engine, range(2), samples=2)
-    engine._parts.step.away.settle()
+    deferred_update_of(engine).settle()
     kept_of(engine)._reserved.hide()
     with open(f"/proc/self/fd/{fds[0]}", "r+b") as file:  # not by the descriptor itself, which moves whole blocks
         file.seek(100)

@@ -15,6 +15,7 @@ import dsrun
 from dsrun.direct_io.settings import round_up
 from dsrun.errors import ConfigError, OffloadError
 from support.disks import FailingDisk, failure
+from support.inside_engine import deferred_update_of, predicted_bytes, predicted_host_bytes, store_of, units_of
 from support.models import TinyGPT
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
@@ -31,7 +32,7 @@ def away(path: str, *, optimizer: str = "nvme", most: int = 0, keys: dict[str, A
 
 
 def tier_of(engine: Any) -> Any:
-    return next(unit.tier for unit in engine._parts.step.units if unit.tier is not None)
+    return next(unit.tier for unit in units_of(engine) if unit.tier is not None)
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -47,7 +48,7 @@ def _compare(path: str, case: dict[str, Any], cases: list[dict[str, Any]], steps
     expected = full_parameters(plain)
     for more in cases:
         engine = make_engine(away(path, **more, **case))
-        engine._parts.step.store.poison = True
+        store_of(engine).poison = True
         assert train(engine, range(steps), samples=samples) == losses, more
         assert_same(full_parameters(engine), expected)
         engine.destroy()
@@ -77,15 +78,15 @@ def test_fp32_masters_that_are_the_parameters_are_refused_beside_an_optimizer_in
 
 def test_a_step_writes_each_slice_once_and_reads_it_for_each_gather(tmp_path: Path) -> None:
     engine = make_engine(away(str(tmp_path), micro=2, bf16=True))
-    whole = sum(round_up(2 * unit.layout.shard_numel) for unit in engine._parts.step.units)
+    whole = sum(round_up(2 * unit.layout.shard_numel) for unit in units_of(engine))
     (at_first,) = tier_of(engine).counts()
     assert at_first.written_bytes == whole
     train(engine, range(2), samples=2)
-    engine._parts.step.away.settle()
+    deferred_update_of(engine).settle()
     (before,) = tier_of(engine).counts()
     gathered = engine.counters().collectives.calls["all_gather"]
     train(engine, range(2, 4), samples=2)
-    engine._parts.step.away.settle()
+    deferred_update_of(engine).settle()
     (after,) = tier_of(engine).counts()
     moved = after.since(before)
     assert moved.written_bytes == 2 * whole
@@ -108,16 +109,16 @@ def _counts_memory(path: str) -> None:
     for more in ({"optimizer": "none"}, {"most": 60_000}, {"optimizer": "cpu"}):
         engine = make_engine(away(path, **more, micro=2, bf16=True, keys={"buffer_count": 2}))
         train(engine, range(2), samples=2)
-        if engine._parts.step.away is not None:
-            engine._parts.step.away.settle()
+        if deferred_update_of(engine) is not None:
+            deferred_update_of(engine).settle()
         report = engine.memory_arenas()
         uses = {use.name: use for use in report.arenas}
         assert uses["parameter shards on a drive"].tier == "disk"
         assert uses["parameter shards on their way"].tier == "host"
         assert ("parameter shards" in uses) == ("most" in more)
-        assert report.bytes_in("host") == engine._parts.predicted_host_bytes, more
+        assert report.bytes_in("host") == predicted_host_bytes(engine), more
         counts = sum(t.nbytes for state in engine.optimizer.state.values() for t in state.values() if t.ndim == 0)
-        assert engine.model_state_bytes() == engine._parts.predicted_state_bytes + counts, more
+        assert engine.model_state_bytes() == predicted_bytes(engine) + counts, more
         engine.destroy()
 
 

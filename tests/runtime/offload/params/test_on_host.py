@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dsrun.runtime.memory.arenas import Arenas
-from dsrun.runtime.memory.bus import Bus, InstantBus, Moved, ThreadBus
+from dsrun.runtime.memory.bus import Bus, CopyCounts, InstantBus, ThreadBus
 from dsrun.runtime.memory.host_pool import HostPool
 from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
@@ -62,10 +62,10 @@ def flat(size: int = 1) -> Tensor:
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("make_bus", [InstantBus, ThreadBus])
 def test_every_rank_gets_the_slices_of_all(size: int, make_bus: Callable[[], Bus]) -> None:
-    def body(collectives: LoopbackCollectives) -> tuple[list[Tensor], Moved, dict[str, int]]:
+    def body(collectives: LoopbackCollectives) -> tuple[list[Tensor], CopyCounts, dict[str, int]]:
         shards, _ = make(collectives, bus=make_bus())
         buffers = [flat(size), flat(size)]
-        pending = [shards.gather(index, buffer, of=f"unit {index}") for index, buffer in enumerate(buffers)]
+        pending = [shards.gather(index, buffer, label=f"unit {index}") for index, buffer in enumerate(buffers)]
         for work in pending:
             work.wait()
             work.wait()  # once more does nothing
@@ -75,7 +75,7 @@ def test_every_rank_gets_the_slices_of_all(size: int, make_bus: Callable[[], Bus
         for index, buffer in enumerate(buffers):
             expected = torch.cat([torch.full((SHARD,), 10.0 * rank + index) for rank in range(size)])
             assert torch.equal(buffer.float(), expected)
-        assert moved == Moved(2, 2 * SHARD * 2), "a rank's own slices cross, and nobody else's"
+        assert moved == CopyCounts(2, 2 * SHARD * 2), "a rank's own slices cross, and nobody else's"
         assert calls == {"all_gather": 2}
 
 
@@ -90,7 +90,7 @@ def test_a_gather_waits_for_its_slice_only_when_it_is_wanted() -> None:
     gate = Gate()
     shards, _ = make(bus=ThreadBus(back_pace=gate))
     first, second = flat(), flat()
-    arriving = [shards.gather(0, first, of="unit 0"), shards.gather(1, second, of="unit 1")]
+    arriving = [shards.gather(0, first, label="unit 0"), shards.gather(1, second, label="unit 1")]
     assert first.isnan().all(), "both are on their way, and this thread goes on"
     gate.let_pass()
     arriving[0].wait()
@@ -106,9 +106,9 @@ def test_new_values_of_the_device_are_rounded_there_and_leave_in_pieces() -> Non
     values = torch.linspace(-3, 3, SHARD)
     shards.write(1, values)
     buffer = flat()
-    shards.gather(1, buffer, of="unit 1").wait()
+    shards.gather(1, buffer, label="unit 1").wait()
     assert torch.equal(buffer, values.bfloat16())
-    assert shards.bus.counts.out["parameters"] == Moved(3, SHARD * 2), "512 elements through buffers of 200"
+    assert shards.bus.counts.out["parameters"] == CopyCounts(3, SHARD * 2), "512 elements through buffers of 200"
     assert {use.name: use.reserved_bytes for use in arenas.report().arenas}["parameters leaving"] == 2 * 256 * 2
 
 
@@ -117,7 +117,7 @@ def test_a_gather_runs_behind_the_new_values_that_are_still_on_their_way() -> No
     shards, _ = make(bus=ThreadBus(out_pace=gate), leaving=SHARD)
     shards.write(0, torch.full((SHARD,), 5.0))
     buffer = flat()
-    arriving = shards.gather(0, buffer, of="unit 0")
+    arriving = shards.gather(0, buffer, label="unit 0")
     assert buffer.isnan().all()
     gate.let_pass()
     arriving.wait()
@@ -128,22 +128,22 @@ def test_new_values_leave_behind_a_gather_of_the_old_ones() -> None:
     gate = Gate()
     shards, _ = make(bus=ThreadBus(back_pace=gate), leaving=SHARD)
     buffer = flat()
-    arriving = shards.gather(1, buffer, of="unit 1")
+    arriving = shards.gather(1, buffer, label="unit 1")
     shards.write(1, torch.full((SHARD,), 5.0))
     gate.let_pass()
     arriving.wait()
     assert torch.equal(buffer.float(), torch.ones(SHARD)), "it was asked for before"
     gate.let_pass()
-    shards.gather(1, buffer, of="unit 1").wait()
+    shards.gather(1, buffer, label="unit 1").wait()
     assert torch.equal(buffer.float(), torch.full((SHARD,), 5.0))
 
 
 def test_values_that_are_on_the_host_already_do_not_cross_the_bus() -> None:
     shards, _ = make()
     shards.write(0, torch.full((SHARD,), 7.0))
-    assert shards.bus.counts.out["parameters"] == Moved(0, 0)
+    assert shards.bus.counts.out["parameters"] == CopyCounts(0, 0)
     buffer = flat()
-    shards.gather(0, buffer, of="unit 0").wait()
+    shards.gather(0, buffer, label="unit 0").wait()
     assert torch.equal(buffer.float(), torch.full((SHARD,), 7.0))
 
 
@@ -151,7 +151,7 @@ def test_values_on_the_host_wait_for_a_copy_that_reads_the_old_ones() -> None:
     gate = Gate()
     shards, _ = make(bus=ThreadBus(back_pace=gate))
     buffer = flat()
-    arriving = shards.gather(1, buffer, of="unit 1")
+    arriving = shards.gather(1, buffer, label="unit 1")
     writer = threading.Thread(target=partial(shards.write, 1, torch.full((SHARD,), 7.0)))
     writer.start()
     gate.let_pass()

@@ -21,7 +21,7 @@ from dsrun.estimate.run.settings import RunSettings
 from dsrun.estimate.time.steps import step_traffic
 from dsrun.runtime.engine.compose.describe import describe
 from dsrun.runtime.memory.arenas import Arenas
-from dsrun.runtime.memory.bus import Moved, ThreadBus
+from dsrun.runtime.memory.bus import CopyCounts, ThreadBus
 from dsrun.runtime.memory.host_pool import HostPool
 from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.offload.params.on_host import HostShards
@@ -31,6 +31,7 @@ from dsrun.runtime.zero.creation.placement import Placement
 from dsrun.runtime.zero.creation.units import build_store, build_units
 from dsrun.runtime.zero.units.find import find_units
 from dsrun.runtime.zero.units.plan import ZeroPlan
+from support.inside_engine import predicted_bytes, predicted_host_bytes, store_of, units_of
 from support.models import AdaptedBlock, TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, frozen_parameters, full_parameters, make_engine, train
@@ -57,7 +58,7 @@ def engine_of(name: str, zero: dict[str, Any], *, accumulation: int = 1, poison:
     settings["zero_optimization"].update(zero)
     torch.manual_seed(7)
     engine = make_engine(settings, model=MODELS[name]())
-    engine._parts.step.store.poison = poison
+    store_of(engine).poison = poison
     return engine
 
 
@@ -181,9 +182,9 @@ def _count(name: str, accumulation: int, bf16: bool, keys: dict[str, int]) -> di
         "bus": (counts.back_bytes, counts.out_bytes),
         "kinds": {kind for way in (moved.bus.out, moved.bus.back) for kind, moved in way.items() if moved.calls},
         "host": report.bytes_in("host"),
-        "host predicted": engine._parts.predicted_host_bytes,
+        "host predicted": predicted_host_bytes(engine),
         "device": report.bytes_in("device") - sum(u.reserved_bytes for u in report.arenas if "leaving" in u.name),
-        "device predicted": engine._parts.predicted_state_bytes - engine._parts.predicted_host_bytes,
+        "device predicted": predicted_bytes(engine) - predicted_host_bytes(engine),
         "frozen whole": sum(use.used_bytes for use in report.outside if use.name == "frozen parameters"),
     }
     engine.destroy()
@@ -231,7 +232,7 @@ def _twice_a_step() -> tuple[int, int, int]:
     before = engine.counters()
     train(engine, range(2, 3), samples=2 * engine.world_size)
     counts = engine.counters().since(before).bus
-    units = engine._parts.step.units
+    units = units_of(engine)
     gathered_once = [unit for unit in units if unit.module is None or unit is units[-2]]  # the rest, and the last one
     return (
         counts.back_bytes,
@@ -334,7 +335,7 @@ def test_a_model_without_an_optimizer_lies_on_the_host_in_any_dtype() -> None:
         with torch.no_grad():
             outputs.append(engine(batches(0, samples=2)[0]))
         held = engine.memory_arenas().bytes_in("host")
-        assert held == engine._parts.predicted_host_bytes
+        assert held == predicted_host_bytes(engine)
         assert (held > 0) == bool(zero)
         engine.destroy()
     assert torch.equal(*outputs)
@@ -357,5 +358,5 @@ def test_the_config_s_switch_acts_at_stage_3_alone() -> None:
     engine = make_engine(settings)
     train(engine, range(1), samples=2)
     assert engine.memory_arenas().bytes_in("host") == 0
-    assert engine.counters().bus.back["parameters"] == Moved(0, 0)
+    assert engine.counters().bus.back["parameters"] == CopyCounts(0, 0)
     engine.destroy()

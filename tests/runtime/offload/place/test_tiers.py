@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsrun.runtime.offload.place.tiers import Allowed, Budgets, Buses, ElementBytes, UnitSize, place
+from dsrun.runtime.offload.place.tiers import AllowedTiers, Budgets, Buses, ElementBytes, UnitSize, place
 
 BF16 = ElementBytes(parameter=2, gradient=2, master=4, master_here=4, states=8, sum=4, adds_up=False)
 FP32 = ElementBytes(parameter=4, gradient=4, master=4, master_here=0, states=8, sum=4, adds_up=False)
@@ -14,11 +14,11 @@ MIB = 1 << 20
 UNITS = [UnitSize(f"blocks.{i}", MIB, True) for i in range(4)] + [UnitSize("rest", MIB, False)]
 #: A PCIe link, a server's memory and one drive, as in the floors' example.
 BUSES = Buses(out=52e9, back=52e9, host=150e9, disk_read=3.5e9, disk_write=8e9)
-OPTIMIZER = Allowed(("device",), ("device", "host"))
+OPTIMIZER = AllowedTiers(("device",), ("device", "host"))
 
 
 def test_what_has_no_limit_stays() -> None:
-    placement = place(UNITS, BF16, Budgets(device=None), BUSES, allowed=Allowed(("device",), ("host",)))
+    placement = place(UNITS, BF16, Budgets(device=None), BUSES, allowed=AllowedTiers(("device",), ("host",)))
     assert [one.masters for one in placement.places] == ["host"] * 5
     assert placement.ratio == 1.0
 
@@ -39,7 +39,7 @@ def test_sums_that_are_there_anyway_and_masters_that_are_parameters_take_no_room
 
 
 def test_what_has_no_room_in_host_memory_goes_to_the_disk() -> None:
-    allowed = Allowed(("device",), ("device", "host", "disk"))
+    allowed = AllowedTiers(("device",), ("device", "host", "disk"))
     placement = place(UNITS, BF16, Budgets(device=16 * MIB, host=25 * MIB), BUSES, allowed=allowed)
     assert [one.masters for one in placement.places] == ["host", "host", "disk", "disk", "device"]
     assert [one.gradients for one in placement.places] == ["host"] * 4 + ["device"]
@@ -47,7 +47,7 @@ def test_what_has_no_room_in_host_memory_goes_to_the_disk() -> None:
 
 
 def test_the_kind_that_saves_more_for_a_byte_has_room_first() -> None:
-    allowed = Allowed(("device", "host"), ("device", "host"))
+    allowed = AllowedTiers(("device", "host"), ("device", "host"))
     budgets = Budgets(device=16 * MIB)
     by_default = place(UNITS, BF16, budgets, BUSES, allowed=allowed)
     # 38e-12 s for a byte of parameters; (32 / 150 + 4 / 52) / 16 = 18e-12 s for one of masters, states and sums.
@@ -72,14 +72,14 @@ def test_seven_billion_parameters_take_the_time_of_the_table_of_floors() -> None
 
 
 def test_parameters_that_stream_cross_twice_a_micro_batch() -> None:
-    allowed = Allowed(("host",), ("host",))
+    allowed = AllowedTiers(("host",), ("host",))
     step = place(UNITS, BF16, Budgets(device=0), BUSES, allowed=allowed, micro_batches=4).step
     assert step.stream == pytest.approx(5 * MIB * 2 * 2 * 4 / 52e9)
     assert step.back == 0
 
 
 def test_a_drive_is_read_and_written_once_a_step() -> None:
-    step = place(UNITS, BF16, Budgets(device=0), BUSES, allowed=Allowed(("device",), ("disk",))).step
+    step = place(UNITS, BF16, Budgets(device=0), BUSES, allowed=AllowedTiers(("device",), ("disk",))).step
     assert step.disk == pytest.approx(5 * MIB * 12 * (1 / 3.5e9 + 1 / 8e9))
 
 

@@ -18,6 +18,7 @@ from dsrun.runtime.offload.step.ways import RangeWork, block_step_for
 from dsrun.runtime.optim.algorithms.lion import Lion
 from dsrun.runtime.optim.states.coded import coded
 from dsrun.runtime.optim.states.format import STATE_FORMATS
+from support.inside_engine import deferred_update_of, predicted_bytes, units_of
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
@@ -228,8 +229,8 @@ def _counts(path: str, form: str) -> None:
     for where in (None, path):
         engine = made(away(3, form, where))
         same_on_all(engine, range(2))
-        engine._parts.step.away.settle()
-        numels = [unit.layout.shard_numel for unit in engine._parts.step.units]
+        deferred_update_of(engine).settle()
+        numels = [unit.layout.shard_numel for unit in units_of(engine)]
         states = 2 * sum(STATE_FORMATS[form].place_bytes(numel) for numel in numels)
         uses = {use.name: use for use in engine.memory_arenas().arenas}
         if where is None:
@@ -242,13 +243,13 @@ def _counts(path: str, form: str) -> None:
         else:
             before = engine.counters()
             same_on_all(engine, range(2, 4))
-            engine._parts.step.away.settle()
+            deferred_update_of(engine).settle()
             moved = engine.counters().since(before).drives
             whole = 4 * sum(numels) + states
             assert moved.read_bytes == moved.written_bytes
             assert 2 * whole <= moved.read_bytes <= 2 * (whole + 5 * 4096 * len(numels))
         counts = sum(t.nbytes for state in engine.optimizer.state.values() for t in state.values() if t.ndim == 0)
-        assert engine.model_state_bytes() == engine._parts.predicted_state_bytes + counts
+        assert engine.model_state_bytes() == predicted_bytes(engine) + counts
         engine.destroy()
 
 

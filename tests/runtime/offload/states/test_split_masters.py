@@ -12,6 +12,7 @@ from torch import Tensor
 import dsrun
 from dsrun.runtime.offload.states.scratch import Scratch
 from dsrun.runtime.offload.states.split_masters import UnitHalves
+from support.inside_engine import predicted_bytes, units_of
 from support.models import TinyGPT
 from support.ranks import run_ranks
 from support.training import config, make_engine, train
@@ -86,8 +87,8 @@ def _compare(cases: list[dict[str, Any]], folder: str) -> None:
             assert train(split, steps, samples=samples) == train(plain, steps, samples=samples), case
             assert_same(weights(split), weights(plain))
         counts = sum(t.nbytes for state in split.optimizer.state.values() for t in state.values() if t.ndim == 0)
-        assert split.model_state_bytes() == split._parts.predicted_state_bytes + counts
-        numel = sum(unit.layout.shard_numel for unit in split._parts.step.units)
+        assert split.model_state_bytes() == predicted_bytes(split) + counts
+        numel = sum(unit.layout.shard_numel for unit in units_of(split))
         (low,) = [use for use in split.memory_arenas().arenas if "masters" in use.name]
         assert (low.name, low.reserved_bytes) == ("low halves of masters", 2 * numel)
         split.save_checkpoint(f"{folder}/{number}", tag="t")
@@ -114,7 +115,7 @@ def test_where_parameters_are_not_in_slices_the_key_does_nothing() -> None:
     asked = settings(True)
     asked["zero_optimization"]["stage"] = 2
     engine = make_engine(asked)
-    assert all(unit.halves is None for unit in engine._parts.step.units)
+    assert all(unit.halves is None for unit in units_of(engine))
     engine.destroy()
 
 

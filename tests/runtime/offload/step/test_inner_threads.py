@@ -10,6 +10,7 @@ import torch
 
 from dsrun.runtime.compat import set_own_threads
 from dsrun.runtime.offload.step.inner_threads import inner_threads
+from support.inside_engine import deferred_update_of
 from support.ranks import run_ranks
 from support.training import config, make_engine, train
 
@@ -56,9 +57,9 @@ def _with_an_engine() -> None:
     engine = make_engine(settings)
     assert torch.get_num_threads() == _seen_by_a_new_thread() == 3
     train(engine, range(2), samples=2)
-    engine._parts.step.away.settle()
+    deferred_update_of(engine).settle()
     assert torch.get_num_threads() == _seen_by_a_new_thread() == 3
-    stepping = engine._parts.step.away._host._thread
+    stepping = deferred_update_of(engine)._host._thread
     cores = stepping.submit(lambda: (torch.get_num_threads(), len(os.sched_getaffinity(0)))).result(_DEADLINE_S)
     assert cores == ((1, 1) if len(os.sched_getaffinity(0)) > 1 else (3, 1))
     engine.destroy()

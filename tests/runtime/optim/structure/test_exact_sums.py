@@ -24,9 +24,9 @@ def terms() -> Tensor:
 
 def summed(parts_KN: Tensor, axis: Any = None, *, counts: int = COUNT) -> Tensor:
     largest = parts_KN.amax(dim=1).double() if parts_KN.shape[1] else torch.zeros(len(parts_KN), dtype=torch.float64)
-    scales = agree(largest, torch.full((len(parts_KN),), counts, device=parts_KN.device), axis, of="terms")
+    scales = agree(largest, torch.full((len(parts_KN),), counts, device=parts_KN.device), axis, label="terms")
     totals = rounded(parts_KN, scales.unsqueeze(1)).sum(dim=1)
-    return finish(totals, largest, scales, axis, of="terms")
+    return finish(totals, largest, scales, axis, label="terms")
 
 
 def test_neither_order_nor_ranks_change_a_bit() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 import dsrun
 from dsrun.errors import ModelError
 from dsrun.zero import GatheredParameters, ZeroParamStatus, is_zero_param
+from support.inside_engine import units_of
 from support.models import TinyGPT
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
@@ -80,7 +81,7 @@ def test_every_stage_reads_the_same_values_and_trains_on_undisturbed() -> None:
 def _read_costs(stage: int) -> dict[str, Any]:
     engine = make_engine(config(stage, micro=2))
     block = engine.module.blocks[0]
-    unit = next(u for u in engine._parts.step.units if u.module is block)
+    unit = next(u for u in units_of(engine) if u.module is block)
 
     def read(params: Any) -> None:
         with GatheredParameters(params):
@@ -152,7 +153,7 @@ def _write_costs() -> dict[str, Any]:
         with GatheredParameters(params, modifier_rank=0):
             pass
 
-    unit = next(u for u in engine._parts.step.units if u.module is block)
+    unit = next(u for u in units_of(engine) if u.module is block)
     return {"block": spent(engine, lambda: write(block.parameters())), "padded": unit.layout.padded_numel * 4}
 
 

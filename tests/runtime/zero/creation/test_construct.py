@@ -18,7 +18,7 @@ from dsrun import zero
 from dsrun.errors import InputError, ModelError
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.zero.creation.construct import ConstructionBySlices
-from dsrun.runtime.zero.creation.seeds import Nursery
+from dsrun.runtime.zero.creation.unbuilt import UnbuiltParameters
 from dsrun.runtime.zero.partition_parameters import memory_of
 from support.models import Block, TinyGPT
 from support.ranks import run_ranks
@@ -110,7 +110,7 @@ def test_no_more_than_one_module_is_whole_at_a_time() -> None:
         return model
 
     def body(collectives: LoopbackCollectives) -> tuple[nn.Module, int, dict[str, int]]:
-        with ConstructionBySlices(Nursery(collectives, device=CPU)):
+        with ConstructionBySlices(UnbuiltParameters(collectives, device=CPU)):
             model = build()
         kept = sum(p.ds_tensor.untyped_storage().nbytes() for p in model.parameters())  # type: ignore[attr-defined]
         return model, kept, dict(collectives.traffic.calls)
@@ -168,7 +168,7 @@ def test_slices_of_all_ranks_are_the_parameter_once() -> None:
     def body(collectives: LoopbackCollectives) -> list[Tensor]:
         parameter = nn.Parameter(torch.arange(7.0) + 100 * collectives.rank)
         empty = nn.Parameter(torch.zeros(0, 3))
-        nursery = Nursery(collectives, device=CPU)
+        nursery = UnbuiltParameters(collectives, device=CPU)
         nursery.take([("seven", parameter), ("empty", empty)])
         assert empty.shape == (0, 3)
         assert parameter.shape == (7,)

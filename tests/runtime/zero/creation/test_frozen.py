@@ -17,8 +17,9 @@ from dsrun.estimate.memory.model_state import pad_units, state_bytes
 from dsrun.estimate.run.settings import RunSettings
 from dsrun.estimate.time.collectives import collective_bytes
 from dsrun.runtime.engine.compose.describe import describe
-from dsrun.runtime.engine.ownership import let_go
+from dsrun.runtime.engine.model.ownership import let_go
 from dsrun.runtime.zero.units.find import find_frozen_units, find_units
+from support.inside_engine import hooks_of, predicted_bytes, sharded_of, shards_of, store_of
 from support.models import AdaptedBlock, TinyGPT
 from support.ranks import run_ranks
 from support.training import config, frozen_parameters, full_parameters, make_engine, train
@@ -82,7 +83,7 @@ def engine_of(name: str, stage: int, *, poison: bool = True, **options: Any) -> 
     settings["zero_optimization"].update(zero)
     engine = make_engine(settings, model=build(name))
     if stage == 3:
-        engine._parts.step.store.poison = poison
+        store_of(engine).poison = poison
     return engine
 
 
@@ -163,9 +164,9 @@ def _measure(name: str, stage: int, bf16: bool, zero: dict[str, Any]) -> tuple[i
     before = engine.counters()
     train(engine, range(2, 3), samples=samples)
     sent = dict(engine.counters().since(before).collectives.bytes)
-    steps = sum(tensor.nbytes for tensor in engine._parts.step.optimizer.tensors() if tensor.dim() == 0)
-    slices = sum(unit.shard.nbytes for unit in engine._parts.frozen_units)
-    return engine.model_state_bytes() - steps, engine._parts.predicted_state_bytes, sent, slices
+    steps = sum(tensor.nbytes for tensor in shards_of(engine).tensors() if tensor.dim() == 0)
+    slices = sum(unit.shard.nbytes for unit in sharded_of(engine).frozen)
+    return engine.model_state_bytes() - steps, predicted_bytes(engine), sent, slices
 
 
 #: Optimizers keep no states for the padding at the end of a unit: two of fp32 for less than 256 elements a rank.
@@ -330,7 +331,7 @@ def _take_again(first: int, second: int) -> list[bool]:
     train(engine, range(1), samples=2)
     before = {**full_parameters(engine), **frozen_parameters(engine)}
     model = engine.module
-    let_go(model, engine._parts.hooks, engine._parts.activations, stays_sharded=first == 3)
+    let_go(model, hooks_of(engine).units, hooks_of(engine).activations, stays_sharded=first == 3)
     again = make_engine(config(second, micro=2), model=model)
     after = {**full_parameters(again), **frozen_parameters(again)}
     return [torch.equal(after[name], value) for name, value in before.items()]

@@ -28,17 +28,17 @@ SIZES = (300, 700, 10, 513, 256)  # the last unit is the rest
 class Recording(LoopbackCollectives):
     """Loopback that notes the sizes of reduced buffers."""
 
-    def __init__(self, of: LoopbackCollectives) -> None:
-        super().__init__(of._world, of.rank)
+    def __init__(self, axis: LoopbackCollectives) -> None:
+        super().__init__(axis._world, axis.rank)
         self.sizes: list[int] = []
 
-    def reduce_scatter(self, buffer_N: Tensor, *, of: str = "") -> Pending:
+    def reduce_scatter(self, buffer_N: Tensor, *, label: str = "") -> Pending:
         self.sizes.append(buffer_N.numel())
-        return super().reduce_scatter(buffer_N, of=of)
+        return super().reduce_scatter(buffer_N, label=label)
 
-    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", of: str = "") -> Pending:
+    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", label: str = "") -> Pending:
         self.sizes.append(buffer_N.numel())
-        return super().all_reduce(buffer_N, op=op, of=of)
+        return super().all_reduce(buffer_N, op=op, label=label)
 
 
 def units_of(
@@ -153,11 +153,11 @@ def _mean_of_two(precision: PrecisionPolicy, stage: int, values: tuple[float, fl
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_gradients_may_travel_in_another_dtype_than_their_own(stage: int) -> None:
-    for found in _mean_of_two(BF16, stage, (256.0, 1.0), wire=torch.float32):
+    for found in _mean_of_two(BF16, stage, (256.0, 1.0), comm_dtype=torch.float32):
         assert bool((found == 257.0).all()), "no bf16 number"
     for found in _mean_of_two(BF16, stage, (256.0, 1.0)):
         assert bool((found == 256.0).all())
-    for found in _mean_of_two(FP32, stage, (256.0, 1.0), wire=torch.bfloat16):
+    for found in _mean_of_two(FP32, stage, (256.0, 1.0), comm_dtype=torch.bfloat16):
         assert bool((found == 256.0).all())
 
 
@@ -166,8 +166,8 @@ def test_a_division_before_the_reduction_keeps_sums_in_range_and_the_mean_the_sa
     for found in _mean_of_two(FP32, 2, (3.0, 5.0), divide_before=divide_before):
         assert bool((found == 8.0).all())
     largest = torch.finfo(torch.float16).max
-    assert torch.isinf(_mean_of_two(FP32, 1, (largest, largest), wire=torch.float16)[0]).all()
-    kept = _mean_of_two(FP32, 1, (largest, largest), wire=torch.float16, divide_before=divide_before)
+    assert torch.isinf(_mean_of_two(FP32, 1, (largest, largest), comm_dtype=torch.float16)[0]).all()
+    kept = _mean_of_two(FP32, 1, (largest, largest), comm_dtype=torch.float16, divide_before=divide_before)
     assert bool((kept[0] == 2 * largest).all())
 
 

@@ -13,6 +13,7 @@ from torch.utils import checkpoint as torch_checkpoint
 
 import dsrun
 from dsrun.errors import ModelError
+from support.inside_engine import hooks_of, store_of
 from support.ranks import run_ranks
 from support.training import accumulated_gradients, full_parameters, make_engine
 
@@ -391,7 +392,7 @@ def test_gradients_of_two_micro_steps_equal_plain_autograd_at_every_stage(name: 
     for stage in STAGES:
         engine = make_engine(settings(stage), model=build(name))
         if stage == 3:
-            engine._parts.step.store.poison = True
+            store_of(engine).poison = True
         engine.backward(engine(sample(0)).square().mean())
         assert_same(accumulated_gradients(engine), expected, f"stage {stage}")
         with torch.no_grad():
@@ -493,7 +494,7 @@ def test_weights_may_be_read_outside_of_their_module_from_any_step_on(stage: int
         found = accumulated_gradients(engine)
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7)
-    assert not any(driver.calls.anywhere for driver in engine._parts.hooks._drivers), "dtypes cost no overlap"
+    assert not any(driver.calls.anywhere for driver in hooks_of(engine).units._drivers), "dtypes cost no overlap"
 
 
 def test_weights_that_a_script_reads_from_the_list_of_parameters_get_their_gradients() -> None:
@@ -561,7 +562,7 @@ def test_evaluation_leaves_the_order_of_prefetching_alone() -> None:
         engine.backward(engine(sample(0)).square().mean())
         engine.step()
         gathers.append(engine.counters().since(before).collectives.calls["all_gather"])
-    order = [unit.name for unit in engine._parts.step.store._order._recorded]
+    order = [unit.name for unit in store_of(engine)._order._recorded]
     there = ["inp", *(f"blocks.{index}" for index in range(5)), "out"]
     assert order == [*there, *reversed(there)]
     assert gathers[3] == gathers[5] == gathers[1], gathers

@@ -9,7 +9,7 @@ import weakref
 import torch
 from torch import Tensor, nn
 
-from dsrun.runtime.zero.hooks.outside import Reading, ReadsOutside, handed_out
+from dsrun.runtime.zero.hooks.outside import OutsideRead, ReadsOutside, handed_out
 from dsrun.runtime.zero.units.find import UnitSpec
 from dsrun.runtime.zero.units.unit import ParamUnit
 
@@ -67,10 +67,10 @@ def test_copies_of_a_model_are_not_watched() -> None:
 def test_a_reading_lives_as_long_as_a_gradient_may_come_of_it() -> None:
     param = nn.Parameter(torch.tensor([2.0, 3.0]))
     order: list[Tensor | None] = []
-    readings: weakref.WeakSet[Reading] = weakref.WeakSet()
+    readings: weakref.WeakSet[OutsideRead] = weakref.WeakSet()
 
     def hand_out() -> Tensor:
-        reading = Reading(lambda: torch.tensor([5.0, 7.0]), lambda: order.append(param.grad))
+        reading = OutsideRead(lambda: torch.tensor([5.0, 7.0]), lambda: order.append(param.grad))
         readings.add(reading)
         return handed_out(param, reading)
 

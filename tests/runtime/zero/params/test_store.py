@@ -95,9 +95,9 @@ class Recording(LoopbackCollectives):
         super().__init__(LoopbackWorld(1), 0)
         self.gathered: list[int] = []
 
-    def all_gather(self, output_N: torch.Tensor, shard_S: torch.Tensor, *, of: str = "") -> Pending:
+    def all_gather(self, output_N: torch.Tensor, shard_S: torch.Tensor, *, label: str = "") -> Pending:
         self.gathered.append(output_N.numel())
-        return super().all_gather(output_N, shard_S, of=of)
+        return super().all_gather(output_N, shard_S, label=label)
 
 
 def test_the_unit_expected_next_is_gathered_while_one_is_in_use() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import dsrun
 from dsrun.errors import ModelError
 from dsrun.runtime.zero.units.find import find_units
+from support.inside_engine import store_of
 from support.ranks import run_ranks
 from support.training import accumulated_gradients, make_engine
 
@@ -87,7 +88,7 @@ def _train(kind: str, leaf_module: dict[str, Any]) -> list[dict[str, Tensor]]:
         }
         engine = make_engine(settings, model=Routed() if kind == "routed" else Skipping())
         if stage == 3:
-            engine._parts.step.store.poison = True
+            store_of(engine).poison = True
         for step in range(3):
             x = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(10 * step + engine.global_rank))
             engine.backward(engine(x).square().mean())

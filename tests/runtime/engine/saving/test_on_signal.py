@@ -15,6 +15,7 @@ import dsrun
 from dsrun.checkpoint_files.storage.tags import complete_tags
 from dsrun.config.load import load
 from dsrun.errors import ConfigError, InputError
+from support.inside_engine import saver_of
 from support.ranks import run_ranks
 from support.training import config, full_parameters, make_engine, train
 
@@ -96,7 +97,7 @@ def _stopped_while_saving(folder: str, fails: bool) -> tuple[int, list[str]]:
     engine = make_engine(config(1, micro=1, checkpoint=section))
     train(engine, range(2), samples=1)
     waited_for = threading.Event()
-    write, wait = engine._parts.saver._beside.write, engine.wait_for_checkpoint
+    write, wait = saver_of(engine)._beside.write, engine.wait_for_checkpoint
 
     def write_once_it_is_waited_for(*arguments: Any) -> Any:
         assert waited_for.wait(60)
@@ -109,9 +110,9 @@ def _stopped_while_saving(folder: str, fails: bool) -> tuple[int, list[str]]:
         try:
             wait()
         finally:
-            engine._parts.saver._beside.write = write
+            saver_of(engine)._beside.write = write
 
-    engine._parts.saver._beside.write = write_once_it_is_waited_for
+    saver_of(engine)._beside.write = write_once_it_is_waited_for
     engine.wait_for_checkpoint = wait_for_it
     engine.save_checkpoint(folder)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,7 +1,7 @@
 """Backwards that a script runs itself: `loss.backward()`, `out.backward(grad)`, `engine.scale(loss).backward()`.
 
-How they are told from `torch.autograd.grad`, see [Note: backwards of the script] in zero/hooks/timeline.py; what the
-engine does around a backward of either kind, in `engine.py`.
+How they are told from `torch.autograd.grad`, see [Note: backwards of the script] in zero/hooks/unit_calls.py; what the
+engine does around a backward of either kind, in `backward.py`.
 """
 
 from __future__ import annotations
@@ -9,68 +9,81 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from dsrun.errors import ModelError
 
-from ..compat import keeps_graph, uses_autograd_threads
-from ..zero.hooks.timeline import ScriptBackward
-from .parts import EngineParts
-
-if TYPE_CHECKING:
-    from .report import StepReport
+from ...compat import keeps_graph, uses_autograd_threads
+from ...mesh.join.groups import ProcessGroupMesh
+from ...zero.grads.reducer import GradReducer
+from ...zero.hooks.modules import UnitHooks
+from ...zero.hooks.unit_calls import ScriptBackward
+from ..progress import Progress
+from ..report import StepReport
+from .backward import Backwards
 
 #: Attribute of a loss that `scale` has multiplied.
 _SCALED = "_dsrun_scaled"
 
 
 class ScriptBackwards:
-    """Lets an engine count backwards that are not its own, as DeepSpeed's does since 0.18.3."""
+    """Lets an engine count backwards that are not its own, as DeepSpeed's does since 0.18.3.
 
-    _parts: EngineParts
-    _report: StepReport
-    #: What `scale` was given since the last backward.
-    _scaled_losses: list[Tensor]
-    _without_sync: int
-    _check_trains: Callable[[str], None]
-    _check_states_here: Callable[[str], None]
-    _with_loss_scale: Callable[[Tensor], Tensor]
-    _begin_backward: Callable[[], None]
-    _end_backward: Callable[[], None]
-    gradient_accumulation_steps: Callable[[], int]
+    Args:
+        mesh: Device that training uses.
+        hooks: Hooks of the units.
+        reducer: Reducer of the gradients, which takes those of a script's backward.
+        backwards: Acts before and after a backward that counts.
+        progress: Place in the global batch of this rank.
+        report: Sum of the losses of a step.
+        check: Function that refuses a call, named by its argument, while the engine cannot train.
+    """
+
+    def __init__(
+        self,
+        mesh: ProcessGroupMesh,
+        hooks: UnitHooks,
+        reducer: GradReducer,
+        backwards: Backwards,
+        progress: Progress,
+        *,
+        report: StepReport,
+        check: Callable[[str], None],
+    ) -> None:
+        self._has_queues = mesh.device.type != "cpu"
+        self._hooks = hooks
+        self._reducer = reducer
+        self._backwards = backwards
+        self._progress = progress
+        self._report = report
+        self._check = check
+        self._scaled_losses: list[Tensor] = []  # since the last backward
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Returns the loss times the loss scale, for a `backward` of the script's own; without fp16 that is the loss.
-
-        Args:
-            loss: scalar, computed from the model's output. Do not divide it by the accumulation steps.
-
-        Raises:
-            ModelError: the loss is no scalar or has no graph, is scaled already, or the engine has no optimizer.
-        """
-        self._check_trains("engine.scale")
+        """Returns the loss times the loss scale, see `Engine.scale`."""
+        self._check("engine.scale")
         check_loss(
             loss,
             "engine.scale",
             hint="reduce it with .mean(); for output.backward(gradient), pass (output * gradient).sum()",
         )
-        self._check_not_scaled(loss, "engine.scale")
-        if self._needs_scaler and self._parts.step.reducer.has_strays:
+        check_not_scaled(loss, "engine.scale")
+        if self._backwards.needs_scaler and self._reducer.has_strays:
             raise ModelError(
                 "engine.scale: there are gradients of a backward whose loss has not been multiplied by the loss scale",
                 hint="add all losses up, and call engine.scale(loss).backward() on their sum",
             )
         self._scaled_losses.append(loss.detach().reshape(1))
-        scaled = self._with_loss_scale(loss)
+        scaled = self._backwards.with_loss_scale(loss)
         if scaled is not loss:
             setattr(scaled, _SCALED, True)
         return scaled
 
-    def _prepare_script_backward(self) -> None:
-        """Leaves autograd one queue in this thread, see [Note: one ready queue] in zero/hooks/timeline.py.
+    def prepare(self) -> None:
+        """Leaves autograd one queue in this thread, see [Note: one ready queue] in zero/hooks/unit_calls.py.
 
         The engine does so for its own backward; that of the script begins where no engine is asked. On a CPU there is
         one queue anyhow.
@@ -78,29 +91,18 @@ class ScriptBackwards:
         if self._has_queues and uses_autograd_threads():
             torch.autograd.set_multithreading_enabled(False)
 
-    @property
-    def _has_queues(self) -> bool:
-        return self._parts.mesh.device.type != "cpu"
+    def forget(self) -> None:
+        """Forgets losses that `scale` was given."""
+        self._scaled_losses.clear()
 
-    @property
-    def _needs_scaler(self) -> bool:
-        return self._parts.loss_scale.is_dynamic or self._parts.loss_scale.value != 1.0
+    def follow(self, engine: object) -> None:
+        """Has backwards of the script's own begin and end micro steps; without the engine they are refused.
 
-    def _check_not_scaled(self, loss: Tensor, who: str) -> None:
-        if getattr(loss, _SCALED, False):
-            raise ModelError(
-                f"{who}: the loss is multiplied by a loss scale already, by engine.scale",
-                hint="call backward() on what engine.scale returns; under fp16 a loss goes through one engine",
-            )
-
-    def _stray_factor(self) -> float | None:
-        """Returns what a gradient of the script's own is multiplied by to be as one of the engine's; None: unknown."""
-        return None if self._needs_scaler else 1.0 / self.gradient_accumulation_steps()
-
-    def _follow_script(self) -> None:
-        """Has backwards of the script's own begin and end micro steps; without the engine they are refused."""
-        hooks = self._parts.hooks
-        begin, end = weakref.WeakMethod(self._begin_script_backward), weakref.WeakMethod(self._end_script_backward)
+        Args:
+            engine: Engine whose end ends this; it is not kept alive.
+        """
+        hooks = self._hooks
+        begin, end = weakref.WeakMethod(self._begin), weakref.WeakMethod(self._end)
 
         def run(method: weakref.WeakMethod[Any]) -> None:
             bound = method()
@@ -109,24 +111,24 @@ class ScriptBackwards:
 
         hooks.follow_script(ScriptBackward(lambda: run(begin), lambda: run(end), hooks.abandon_backward))
         gone = ScriptBackward(
-            partial(_refuse_without_engine, self._parts.step.reducer.drop_strays),
+            partial(_refuse_without_engine, self._reducer.drop_strays),
             hooks.abandon_backward,
             hooks.abandon_backward,
         )
-        weakref.finalize(self, hooks.follow_script, gone).atexit = False
+        weakref.finalize(engine, hooks.follow_script, gone).atexit = False
 
-    def _begin_script_backward(self) -> None:
+    def _begin(self) -> None:
         try:
-            self._check_script_backward()
-            self._begin_backward()
-            self._parts.hooks.before_backward(
+            self._check_backward()
+            self._backwards.begin()
+            self._hooks.before_backward(
                 retain_graph=keeps_graph(),
-                reduce=not self._without_sync,
-                scale=1.0 / self.gradient_accumulation_steps(),
+                reduce=not self._progress.open_no_sync,
+                scale=1.0 / self._progress.answers.gradient_accumulation_steps(),
                 has_begun=True,
             )
         except BaseException:
-            self._parts.step.reducer.drop_strays()
+            self._reducer.drop_strays()
             self._scaled_losses.clear()
             raise
         if self._scaled_losses:
@@ -135,18 +137,17 @@ class ScriptBackwards:
             self._report.miss_loss()
         self._scaled_losses.clear()
 
-    def _end_script_backward(self) -> None:
-        self._parts.hooks.after_backward()
-        self._end_backward()
+    def _end(self) -> None:
+        self._hooks.after_backward()
+        self._backwards.end()
 
-    def _check_script_backward(self) -> None:
+    def _check_backward(self) -> None:
         """Refuses what cannot be honoured, before the backward has changed anything.
 
         Raises:
             ModelError: see the messages.
         """
-        self._check_trains("loss.backward()")
-        self._check_states_here("loss.backward()")
+        self._check("loss.backward()")
         if torch.is_grad_enabled():
             raise ModelError(
                 "loss.backward(create_graph=True): the gradients are reduced as they come, and keep no graph",
@@ -159,19 +160,35 @@ class ScriptBackwards:
                 hint="call the engine itself in the thread that runs the backward, which switches them off, or "
                 "engine.backward(loss)",
             )
-        if self._needs_scaler and not self._scaled_losses:
+        if self._backwards.needs_scaler and not self._scaled_losses:
             raise ModelError(
-                "loss.backward(): the loss has not been multiplied by the loss scale, "
-                f"{self._parts.loss_scale.value:g}",
+                f"loss.backward(): the loss has not been multiplied by the loss scale, {self._backwards.loss_scale:g}",
                 hint="call engine.backward(loss), or engine.scale(loss).backward()",
             )
+
+
+def check_not_scaled(loss: Tensor, who: str) -> None:
+    """Refuses a loss that `scale` has multiplied already.
+
+    Args:
+        loss: Loss that a script has given.
+        who: Name of the call, for the message.
+
+    Raises:
+        ModelError: it is one.
+    """
+    if getattr(loss, _SCALED, False):
+        raise ModelError(
+            f"{who}: the loss is multiplied by a loss scale already, by engine.scale",
+            hint="call backward() on what engine.scale returns; under fp16 a loss goes through one engine",
+        )
 
 
 def check_loss(loss: object, who: str, *, hint: str) -> None:
     """Refuses what no backward can begin with.
 
     Args:
-        loss: that a script has given.
+        loss: loss that a script has given, of any type.
         who: was given it, for the message.
         hint: the way out of a tensor that is no scalar or has no graph.
 

@@ -27,7 +27,7 @@ _HANDLES = "_dsrun_fp32_borders"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Fp32Modules:
     """What stays in fp32.
 
     Attributes:
@@ -39,13 +39,15 @@ class Kept:
     modules: tuple[nn.Module, ...] = ()
 
 
-def find_kept(model: nn.Module, patterns: Literal["auto"] | Sequence[str], *, compute: torch.dtype) -> Kept:
+def find_fp32_modules(
+    model: nn.Module, patterns: Literal["auto"] | Sequence[str], *, compute: torch.dtype
+) -> Fp32Modules:
     """Finds what stays in fp32.
 
     Args:
         model: its parameters may be anywhere.
-        patterns: of names of parameters and buffers, see `match_names`. `auto`: buffers that transformers' lists in
-            the model's classes name, as DeepSpeed does; parameters none.
+        patterns: patterns of names of parameters and buffers, see `match_names`. `auto`: buffers that transformers'
+            lists in the model's classes name, as DeepSpeed does, and no parameters.
         compute: dtype of the others.
 
     Raises:
@@ -59,19 +61,21 @@ def find_kept(model: nn.Module, patterns: Literal["auto"] | Sequence[str], *, co
     else:
         names = match_names(patterns, tensors, key=_KEY, noun="parameter or buffer")
     if compute == torch.float32:
-        return Kept()
+        return Fp32Modules()
     kept = frozenset(id(tensors[name]) for name in names)
-    return Kept(kept, tuple(module for module in model.modules() if module is not model and _is_whole(module, kept)))
+    return Fp32Modules(
+        kept, tuple(module for module in model.modules() if module is not model and _is_whole(module, kept))
+    )
 
 
-def cast_at_borders(model: nn.Module, kept: Kept, compute: torch.dtype) -> None:
+def cast_at_borders(model: nn.Module, kept: Fp32Modules, compute: torch.dtype) -> None:
     """Places the hooks of [Note: borders], and takes those of an engine before off.
 
     They stay when an engine is gone, for so do the dtypes of parameters.
 
     Args:
-        model: who remembers them.
-        kept: what stays in fp32.
+        model: model that gets the hooks and remembers them.
+        kept: tensors and modules that stay in fp32.
         compute: dtype that the rest of the model computes in.
     """
     for handle in model.__dict__.pop(_HANDLES, ()):
@@ -89,7 +93,7 @@ class _Borders:
     """The hooks of one model.
 
     Args:
-        compute: see `cast_at_borders`.
+        compute: dtype that the rest of the model computes in; see `cast_at_borders`.
     """
 
     def __init__(self, compute: torch.dtype) -> None:

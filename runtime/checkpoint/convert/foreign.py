@@ -15,11 +15,11 @@ class FoundTensor:
     """A whole tensor of another checkpoint.
 
     Attributes:
-        name: of the parameter or buffer.
-        role: as the index has it: `param`, `buffer`, `exp_avg`, `scalar:step`, ...
+        name: name of the parameter or buffer that the tensor belongs to.
+        role: role of the tensor as the checkpoint index has it: `param`, `buffer`, `exp_avg`, `scalar:step`, ...
         shape: whole.
-        dtype: of the values.
-        make: returns them, on the CPU, in this shape.
+        dtype: dtype of the values.
+        make: function that returns the values as a CPU tensor of this shape.
     """
 
     name: str
@@ -30,21 +30,21 @@ class FoundTensor:
 
 
 @dataclass(slots=True)
-class Found:
+class ForeignCheckpoint:
     """Another tool's checkpoint.
 
     Attributes:
         tensors: everything that is taken over.
-        aliases: names of tied parameters to those they are stored under.
-        counters: as the index has them.
+        aliases: names of tied parameters, mapped to the names they are stored under.
+        counters: counters such as `global_steps`, with the names that the checkpoint index uses.
         groups: hyperparameters of the optimizer's groups.
         optimizer: name of its class; None where the files do not say.
         scheduler: type and state; None where there is none.
         loss_scale: state of a dynamic one; None where there is none.
-        client_state: what the script saved besides, JSON values.
+        client_state: other values that the script saved, as JSON values.
         config: the training config.
-        origin: which tool, version and form it came from.
-        left: what was not taken over, for the user.
+        origin: tool and folder that the checkpoint came from, with the tool's version for DeepSpeed.
+        left: descriptions of everything that was not taken over, shown to the user.
     """
 
     tensors: list[FoundTensor]

@@ -14,23 +14,32 @@ from dsrun.errors import ModelError
 
 from ...compat import unseen_by_modes
 from ...mesh.collectives import Collectives, own_slice
-from ..partition_parameters import Home, Keeper, ZeroParamStatus, home_of, memory_of, set_memory, settle, unsettle
+from ..partition_parameters import (
+    OwnerGroup,
+    ParameterOwner,
+    ZeroParamStatus,
+    home_of,
+    memory_of,
+    set_memory,
+    settle,
+    unsettle,
+)
 from ..units.released import ReleasedParameter
 
 
-class SeedHome(Home):
-    """Home of a parameter that no engine has yet.
+class UnbuiltOwner(ParameterOwner):
+    """ParameterOwner of a parameter that no engine has yet.
 
     Attributes:
-        nursery: who keeps it.
+        nursery: nursery that keeps the parameter.
         param: the parameter. Its data has the whole shape, and NaN in memory of one element, unless it is open.
         piece: this rank's slice of the flat values, in the parameter's dtype; the last slices may be padded.
-        opened: how often it is open now.
-        writers: how many of those take new values over.
-        changed: how often it was given new values while it was not open.
+        opened: number of `open` calls on the parameter that are not closed yet.
+        writers: number of `open` calls on the parameter, not closed yet, that take new values over.
+        changed: number of times that the parameter was given new values while it was not open.
     """
 
-    def __init__(self, nursery: Nursery, param: nn.Parameter, *, number: int, name: str) -> None:
+    def __init__(self, nursery: UnbuiltParameters, param: nn.Parameter, *, number: int, name: str) -> None:
         self.number = number
         self.name = name
         self.nursery = nursery
@@ -41,41 +50,41 @@ class SeedHome(Home):
         self.changed = 0
 
     @property
-    def keeper(self) -> Nursery:
-        """See `Home`."""
+    def keeper(self) -> UnbuiltParameters:
+        """See `ParameterOwner`."""
         return self.nursery
 
     def status(self) -> ZeroParamStatus:
-        """See `Home`."""
+        """See `ParameterOwner`."""
         return ZeroParamStatus.AVAILABLE if self.opened else ZeroParamStatus.NOT_AVAILABLE
 
     @property
     def is_open(self) -> bool:
-        """See `Home`."""
+        """See `ParameterOwner`."""
         return self.opened > 0
 
     @property
     def is_writable(self) -> bool:
-        """See `Home`."""
+        """See `ParameterOwner`."""
         return self.writers > 0
 
     def read(self) -> Tensor:
-        """See `Home`: an all-gather, and no gradient, for nothing trains yet."""
+        """See `ParameterOwner`: an all-gather, and no gradient, for nothing trains yet."""
         with unseen_by_modes(), torch.inference_mode(mode=False), torch.no_grad():
             return self.nursery.whole(self).to(self.param.device)
 
     def write(self, value: Tensor) -> None:
-        """See `Home`: with rank 0's value, as all first values are; one broadcast."""
+        """See `ParameterOwner`: with rank 0's value, as all first values are; one broadcast."""
         self.changed += 1
         with unseen_by_modes(), torch.no_grad():
             self.nursery.take_value(self, value)
 
     def replace(self, value: Tensor) -> None:
-        """See `Home`: in its dtype, on its device."""
+        """See `ParameterOwner`: in its dtype, on its device."""
         self.write(value)
 
     def moment(self) -> tuple[int, int]:
-        """See `Home`."""
+        """See `ParameterOwner`."""
         return (0, self.changed)
 
     @property
@@ -85,18 +94,18 @@ class SeedHome(Home):
         return min(start, self.param.numel()), min(start + self.piece.numel(), self.param.numel())
 
     def own_piece(self) -> Tensor:
-        """See `Home`."""
+        """See `ParameterOwner`."""
         start, stop = self.own_range
         return self.piece.narrow(0, 0, stop - start)
 
 
-class Nursery(Keeper):
+class UnbuiltParameters(OwnerGroup):
     """Keeps parameters in slices, one a rank.
 
     Args:
         collectives: the axis the slices lie on.
-        device: where whole values are gathered, and slices live.
-        dtype: what floating parameters become when they are taken; None: they stay what they are.
+        device: device that whole values are gathered on; slices live there too, unless `on_host`.
+        dtype: dtype that floating-point parameters are converted to when they are taken; None: they keep their own.
         on_host: slices live in host memory, so the device need not have room for them.
     """
 
@@ -116,7 +125,7 @@ class Nursery(Keeper):
 
     @property
     def world_size(self) -> int:
-        """See `Keeper`."""
+        """See `OwnerGroup`."""
         return self.collectives.size
 
     def take(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
@@ -124,18 +133,18 @@ class Nursery(Keeper):
         for name, param in named:
             if home_of(param) is not None:
                 continue
-            home = SeedHome(self, param, number=self._taken, name=name)
+            home = UnbuiltOwner(self, param, number=self._taken, name=name)
             self._taken += 1
             if self._dtype is not None and param.is_floating_point():
                 set_memory(param, memory_of(param).to(self._dtype))
             whole = memory_of(param).to(self.device).contiguous().view(-1)
             if whole.numel():
-                self.collectives.broadcast(whole, source=0, of=f"`{name}`").wait()
+                self.collectives.broadcast(whole, source=0, label=f"`{name}`").wait()
             self._cut(home, whole)
 
-    def open(self, homes: Sequence[SeedHome], *, writes: bool) -> None:
-        """See `Keeper`; an all-gather a parameter."""
-        with unseen_by_modes():  # else a `Lending` would see the parameters touched, and open them itself
+    def open(self, homes: Sequence[UnbuiltOwner], *, writes: bool) -> None:
+        """See `OwnerGroup`; an all-gather a parameter."""
+        with unseen_by_modes():  # else a `WholeDuringCalls` would see the parameters touched, and open them itself
             for home in homes:
                 if not home.opened:
                     # Where the model is built, which may be elsewhere: there random numbers are the plain model's.
@@ -145,12 +154,12 @@ class Nursery(Keeper):
                 home.opened += 1
                 home.writers += writes
 
-    def close(self, homes: Sequence[SeedHome], *, source: int | None, failed: bool) -> None:
-        """See `Keeper`; with a source, an all-reduce of one number and a broadcast a parameter."""
+    def close(self, homes: Sequence[UnbuiltOwner], *, source: int | None, failed: bool) -> None:
+        """See `OwnerGroup`; with a source, an all-reduce of one number and a broadcast a parameter."""
         with unseen_by_modes():
             self._close(homes, source=source, failed=failed)
 
-    def _close(self, homes: Sequence[SeedHome], *, source: int | None, failed: bool) -> None:
+    def _close(self, homes: Sequence[UnbuiltOwner], *, source: int | None, failed: bool) -> None:
         taken_over = source is not None and not self._gave_up(failed)
         for home in homes:
             home.opened -= 1
@@ -158,14 +167,14 @@ class Nursery(Keeper):
             if taken_over and home.param.numel():
                 assert source is not None, "checked just now"
                 flat = memory_of(home.param).to(self.device).contiguous().view(-1)
-                self.collectives.broadcast(flat, source=source, of=f"`{home.name}`").wait()
+                self.collectives.broadcast(flat, source=source, label=f"`{home.name}`").wait()
                 if home.opened:
                     memory_of(home.param).copy_(flat.view(home.param.shape))
                 self._cut(home, flat, release=not home.opened)
             elif not home.opened:
                 self._release(home)
 
-    def whole(self, home: SeedHome) -> Tensor:
+    def whole(self, home: UnbuiltOwner) -> Tensor:
         """Returns the parameter's whole values in memory of their own; an all-gather.
 
         Raises:
@@ -181,31 +190,31 @@ class Nursery(Keeper):
             )
         flat = torch.empty(home.piece.numel() * self.world_size, dtype=home.piece.dtype, device=self.device)
         if flat.numel():
-            self.collectives.all_gather(flat, home.piece.to(self.device), of=f"`{home.name}`").wait()
+            self.collectives.all_gather(flat, home.piece.to(self.device), label=f"`{home.name}`").wait()
         values = flat.narrow(0, 0, home.param.numel()).view(home.param.shape)
         return values.to(home.param.dtype)  # `model.bfloat16()` has reached the parameter, not its slices
 
-    def take_value(self, home: SeedHome, value: Tensor) -> None:
+    def take_value(self, home: UnbuiltOwner, value: Tensor) -> None:
         """Gives a parameter that is not open a new value, rank 0's, in its dtype and on its device; every rank calls.
 
         Args:
-            home: of the parameter.
+            home: home of the parameter.
             value: whole.
         """
         flat = value.detach().to(self.device).contiguous().view(-1)
         if flat.numel():
-            self.collectives.broadcast(flat, source=0, of=f"`{home.name}`").wait()
+            self.collectives.broadcast(flat, source=0, label=f"`{home.name}`").wait()
         set_memory(home.param, value.detach())
         self._cut(home, flat)
 
-    def give(self, home: SeedHome) -> Tensor:
+    def give(self, home: UnbuiltOwner) -> Tensor:
         """Returns the whole values as `whole` does, and lets go of the parameter, which is without a home then."""
         values = self.whole(home)
         home.piece = torch.empty(0)
         unsettle(home.param)
         return values
 
-    def _cut(self, home: SeedHome, flat: Tensor, *, release: bool = True) -> None:
+    def _cut(self, home: UnbuiltOwner, flat: Tensor, *, release: bool = True) -> None:
         size = -(-flat.numel() // self.world_size)
         padded = flat.new_zeros(size * self.world_size) if size * self.world_size != flat.numel() else flat
         if padded is not flat:
@@ -216,13 +225,13 @@ class Nursery(Keeper):
         if release:
             self._release(home)
 
-    def _release(self, home: SeedHome) -> None:
+    def _release(self, home: UnbuiltOwner) -> None:
         set_memory(home.param, _placeholder(memory_of(home.param)))
         settle(home.param, home, sharded=True, kind=ReleasedParameter)
 
     def _gave_up(self, failed: bool) -> bool:
         outcome = torch.tensor([int(failed)], device=self.device)
-        self.collectives.all_reduce(outcome, op="max", of="GatheredParameters outcome").wait()
+        self.collectives.all_reduce(outcome, op="max", label="GatheredParameters outcome").wait()
         with self.collectives.reading("GatheredParameters outcome"):
             return bool(outcome.item())
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dsrun.errors import ModelError
-from dsrun.runtime.engine.first_loss import never_gathered_reads
+from dsrun.runtime.engine.training.first_loss import never_gathered_reads
 from dsrun.runtime.zero.units.find import UnitSpec
 from dsrun.runtime.zero.units.unit import ParamUnit
 from support.models import loss_of

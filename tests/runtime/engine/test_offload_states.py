@@ -13,6 +13,7 @@ import torch
 
 import dsrun
 from dsrun.errors import InputError, ModelError
+from support.inside_engine import components_of, units_of
 from support.models import loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
@@ -47,7 +48,7 @@ def _interrupted(stage: int, bf16: bool, optimizer: str) -> None:
         with torch.no_grad():
             before = engine(inputs).clone()
         freed = engine.offload_states(non_blocking=step % 2 == 1)
-        owned = sum(unit.master.numel() for unit in engine._parts.step.units)
+        owned = sum(unit.master.numel() for unit in units_of(engine))
         states = 8 if optimizer == "AdamW" else 4
         assert freed == owned * (4 + states + (4 if bf16 else 0)), "sums, states and masters"
         with torch.no_grad():
@@ -120,7 +121,7 @@ def test_what_needs_states_is_refused_until_they_are_back(tmp_path: Any) -> None
 def test_some_of_them_may_leave_by_name_or_member() -> None:
     engine = make_engine(config(2, micro=2, bf16=True))
     train(engine, range(1), samples=2)
-    owned = sum(unit.master.numel() for unit in engine._parts.step.units)
+    owned = sum(unit.master.numel() for unit in units_of(engine))
     assert engine.offload_states(include=["hp_params"]) == 4 * owned
     assert {use.name for use in engine.memory_arenas().arenas if use.tier == "host"} == {"masters"}
     engine.reload_states()
@@ -189,7 +190,7 @@ def test_what_leaves_a_gpu_is_free_to_others_and_host_memory_is_locked_once() ->
     assert engine.device.type == "cuda"
     inputs = torch.ones(2, 1024, dtype=torch.bfloat16, device=engine.device)
     step()
-    masters = [unit.master for unit in engine._parts.step.units]
+    masters = [unit.master for unit in units_of(engine)]
     values = [master.clone() for master in masters]
     torch.cuda.empty_cache()
     before = free()
@@ -207,7 +208,7 @@ def test_what_leaves_a_gpu_is_free_to_others_and_host_memory_is_locked_once() ->
     step()
     assert kept() == [freed * 3 // 4]
     engine.destroy()
-    assert engine._copies is None
+    assert components_of(engine).states._copies is None
 
 
 @pytest.mark.cuda
@@ -216,7 +217,7 @@ def test_what_leaves_on_another_stream_than_it_was_made_on_is_not_overwritten_be
     engine = make_engine(config(1, micro=2, bf16=True), model=model)
     engine.backward(engine(torch.ones(2, 1024, dtype=torch.bfloat16, device=engine.device)).float().mean())
     engine.step()
-    masters = [unit.master for unit in engine._parts.step.units]
+    masters = [unit.master for unit in units_of(engine)]
     values = [master.clone() for master in masters]
     engine.offload_states()  # locks host memory, which stops the device
     engine.reload_states()

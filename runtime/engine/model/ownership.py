@@ -1,6 +1,6 @@
 """What an engine takes over, it takes alone: other wrappers, a second engine and late changes are refused by name.
 
-Nothing is wrapped here. Whether a model stays as it was taken over is looked at in `model_guard.py`.
+Nothing is wrapped here. Whether a model stays as it was taken over is looked at in `guard.py`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from torch.nn.parameter import is_lazy
 
 from dsrun.errors import ModelError, Problem
 
-from ..activation.activate import Activations
-from ..zero.hooks.modules import UnitHooks
-from ..zero.partition_parameters import unsettle
+from ...activation.activate import Activations
+from ...zero.hooks.modules import UnitHooks
+from ...zero.partition_parameters import unsettle
 
 _TAKEN = "_dsrun_has_engine"
+#: Method by which an engine is known, for this floor does not import its class.
+_OF_AN_ENGINE = "was_step_applied"
 #: Classes that shard or reduce themselves, by the name of a base: most are never imported here.
 _WRAPPERS = {
     "DataParallel": "torch.nn.DataParallel",
@@ -42,7 +44,7 @@ def check_unwrapped(model: object) -> None:
         kind, hint = f"a {type(model).__name__}", "pass the plain model"
         if isinstance(model, type):
             kind, hint = f"the class {model.__name__}", f"pass a model of that class, {model.__name__}(...)"
-        elif hasattr(model, "_parts"):
+        elif hasattr(model, _OF_AN_ENGINE):
             kind, hint = "an engine", "pass the plain model, engine.module after engine.destroy()"
         raise ModelError(f"dsrun.initialize: model is {kind}; expected a torch.nn.Module", hint=hint)
     _check_parameters(model)
@@ -94,10 +96,10 @@ def take_over(
     Args:
         model: the model.
         optimizer: its optimizer, if it has one.
-        loss_scale: of the first step.
-        engine: which takes it.
-        release: takes the engine's hooks and marks off the model, once nothing refers to the engine any more and the
-            model gets another one; must not refer to it.
+        loss_scale: loss scale of the first step.
+        engine: engine that takes the model over.
+        release: function that removes the engine's hooks and marks from the model, once nothing refers to the engine
+            and the model gets another one. It must not refer to the engine.
     """
     taken = _Taken(engine, release)
     for module in model.modules():
@@ -113,8 +115,8 @@ class _Taken:
     """Marks a module that an engine has; a copy of the module, pickled or not, has False instead.
 
     Args:
-        engine: which has it.
-        release: see `take_over`.
+        engine: engine that has the module; only a weak reference to it is kept.
+        release: function that removes the engine's hooks and marks from the model; see `take_over`.
     """
 
     def __init__(self, engine: object, release: Callable[[], None]) -> None:
@@ -144,8 +146,8 @@ def let_go(model: nn.Module, hooks: UnitHooks, activations: Activations | None, 
 
     Args:
         model: the model.
-        hooks: of its units.
-        activations: what was switched on for its blocks; None: nothing.
+        hooks: hooks of the model's units.
+        activations: activation handling that was switched on for the model's blocks; None where nothing was.
         stays_sharded: parameters stay slices, for the next engine.
     """
     if activations is not None:

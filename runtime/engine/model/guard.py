@@ -18,9 +18,9 @@ from torch import nn
 
 from dsrun.errors import ModelError
 
-from ..compat import without_overrides
-from ..zero.access.pieces import OTHER_MEMORY_HINT, other_memory
-from ..zero.partition_parameters import home_of, is_zero_param, memory_of
+from ...compat import without_overrides
+from ...zero.access.pieces import OTHER_MEMORY_HINT, other_memory
+from ...zero.partition_parameters import home_of, is_zero_param, memory_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class _Place:
     trained: bool
 
 
-class Taken:
+class ModelGuard:
     """A model as its engine took it over.
 
     Args:
-        model: with the parameters where the engine wants them.
+        model: model with its parameters in the memory that the engine gave them.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -10,20 +10,20 @@ from torch import nn, optim
 from dsrun.choices.gather_plan import GatherPlan
 from dsrun.config.config import Config
 
-from ..observe.memory import HostOptimizer, StatePrediction
-from ..offload.disk.states import DiskStates
-from ..offload.host_gradients import HostGradients
-from ..offload.params.on_disk import DiskShards
-from ..optim.registry import states_per_element
-from ..optim.states.format import STATE_FORMATS
-from ..precision.kept import Kept
-from ..precision.policy import PrecisionPolicy
-from ..zero.creation.frozen import whole_bytes
-from ..zero.grads.reducer import GradReducer
-from ..zero.grads.sums import GradSums, ResidentSums, SplitSums
-from ..zero.params.store import ParamStore
-from ..zero.units.plan import ZeroPlan
-from ..zero.units.unit import ParamUnit
+from ...observe.memory import HostOptimizer, StatePrediction
+from ...offload.disk.states import DiskStates
+from ...offload.host_gradients import HostGradients
+from ...offload.params.on_disk import DiskShards
+from ...optim.registry import states_per_element
+from ...optim.states.format import STATE_FORMATS
+from ...precision.fp32_modules import Fp32Modules
+from ...precision.policy import PrecisionPolicy
+from ...zero.creation.frozen import whole_bytes
+from ...zero.grads.reducer import GradReducer
+from ...zero.grads.sums import GradSums, ResidentSums, SplitSums
+from ...zero.params.store import ParamStore
+from ...zero.units.plan import ZeroPlan
+from ...zero.units.unit import ParamUnit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,20 +32,21 @@ class ShardedModel:
 
     Attributes:
         module: the model; its parameters are views of the units' buffers.
-        plan: what is sharded.
+        plan: plan of what is sharded.
         precision: dtypes of parameters and masters.
-        units: of trained parameters, in order.
+        units: units of trained parameters, in order.
         acquired: units that forward gathers, of trained parameters or frozen ones.
         frozen: units of frozen parameters; empty where every rank has them whole.
-        gathering: which parameters stay gathered, and how the others take turns.
-        store: where a unit's parameters are while they are used.
-        reducer: of the units' gradients.
-        kept: what of a 16-bit model stays in fp32.
+        gathering: plan of the parameters that stay gathered, and of the slots that the others share in turn.
+        store: parameter store, which holds a unit's parameters while they are used.
+        reducer: reducer of the units' gradients.
+        kept: parameters and buffers of a 16-bit model that stay in fp32.
         settings: the config, with numbers for sizes that were `"auto"` and go by the model's width.
         leaving: trained units that are stepped in host memory, in order; `away` and `disk` know them by their position.
-        gradients_of: makes `away` for other units.
+        gradients_of: function that makes a new `away` for the units it gets; None where none are stepped in host
+            memory.
         away: gradients on their way to the optimizer, where that steps in host memory; None: it steps on the device.
-        disk: has masters and optimizer states; None: they lie in memory.
+        disk: masters and optimizer states on a disk; None where they lie in memory.
     """
 
     module: nn.Module
@@ -58,7 +59,7 @@ class ShardedModel:
     store: ParamStore
     reducer: GradReducer
     settings: Config
-    kept: Kept
+    kept: Fp32Modules
     leaving: Sequence[ParamUnit]
     gradients_of: Callable[[Sequence[ParamUnit]], HostGradients | None]
     away: HostGradients | None
@@ -79,7 +80,7 @@ class ShardedModel:
         """Predicts the model state that a rank holds between steps.
 
         Args:
-            optimizer: whose states come with it; None: an engine that only evaluates.
+            optimizer: optimizer with the states to count; None for an engine that only evaluates.
         """
         return StatePrediction(
             layouts=[unit.layout for unit in self.units],
@@ -118,7 +119,7 @@ class ShardedModel:
             adds_up=away.accumulates,
             widens=away.widens,
             frame_bytes=frames,
-            stays=[not unit.is_away for unit in self.units],
+            stays=[not unit.steps_on_host for unit in self.units],
             form=STATE_FORMATS[self.settings.zero_optimization.offload_optimizer.state_format],
             splits=any(unit.halves is not None for unit in self.units),
             ahead=away.ahead,

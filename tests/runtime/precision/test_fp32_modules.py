@@ -17,7 +17,8 @@ from dsrun.estimate.memory.model_state import pad_units, state_bytes
 from dsrun.estimate.model.units import ModelSize
 from dsrun.estimate.run.settings import read_settings
 from dsrun.runtime.engine.compose.describe import describe_units
-from dsrun.runtime.precision.kept import cast_at_borders, find_kept
+from dsrun.runtime.precision.fp32_modules import cast_at_borders, find_fp32_modules
+from support.inside_engine import predicted_bytes, store_of, units_of
 from support.models import TinyGPT
 from support.ranks import run_ranks
 from support.training import config, full_parameters, make_engine, train
@@ -57,7 +58,7 @@ def _train(groups: list[list[dict[str, Any]]], frozen: bool) -> list[list[tuple[
 def _train_one(case: dict[str, Any], frozen: bool) -> tuple[list[float], dict[str, Tensor]]:
     engine = make_engine(case, model=frozen_model() if frozen else model())
     if case["zero_optimization"]["stage"] == 3:
-        engine._parts.step.store.poison = True
+        store_of(engine).poison = True
     samples = 4 * case["gradient_accumulation_steps"]
     return train(engine, range(3), samples=samples), full_parameters(engine)
 
@@ -99,7 +100,7 @@ def test_named_parameters_and_gradients_are_fp32_and_their_own_masters(stage: in
     engine = make_engine(settings(stage, ["norm", "scale"]), model=made)
     assert names_of(made, torch.float32) == {name for name, _ in made.named_parameters() if "norm" in name}
     assert made.scale.dtype == torch.float32
-    (unit,) = (unit for unit in engine._parts.step.units if unit.name == "rest in fp32")
+    (unit,) = (unit for unit in units_of(engine) if unit.name == "rest in fp32")
     assert unit.flat_grad.dtype == torch.float32
     assert unit.master.data_ptr() == unit.shard.data_ptr()
     train(engine, range(1), samples=2)
@@ -112,7 +113,7 @@ def test_a_rank_holds_as_many_bytes_as_predicted(stage: int, types: dict[str, An
     train(engine, range(1), samples=2)
     states = [value for state in engine.optimizer.state.values() for value in state.values()]
     counts = 4 * sum(1 for value in states if not value.dim())
-    assert engine.model_state_bytes() == engine._parts.predicted_state_bytes + counts
+    assert engine.model_state_bytes() == predicted_bytes(engine) + counts
 
 
 @pytest.mark.parametrize(("stage", "fp16"), [(0, False), (1, True), (2, False), (3, True), (3, False)])
@@ -122,9 +123,9 @@ def test_a_plan_counts_these_bytes_of_a_model_that_a_run_has_described(
 ) -> None:
     case, made = settings(stage, names, fp16=fp16, types={"grad_accum_dtype": "fp16" if fp16 else None}), model()
     engine = make_engine(case, model=made)
-    size = ModelSize.from_json(describe_units(made, engine._parts.step.units).to_json())
+    size = ModelSize.from_json(describe_units(made, units_of(engine)).to_json())
     planned = state_bytes(pad_units(size.units, 1), read_settings(load(case), ranks=1))
-    assert planned.total == engine._parts.predicted_state_bytes
+    assert planned.total == predicted_bytes(engine)
 
 
 def test_a_run_goes_on_from_a_checkpoint_at_another_stage_and_without_the_list(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_auto_keeps_buffers_that_classes_of_transformers_list() -> None:
         (torch.float16, {"router.correction", "router.other"}),
         (torch.float32, set[str]()),
     ):
-        kept = find_kept(made, "auto", compute=compute)
+        kept = find_fp32_modules(made, "auto", compute=compute)
         assert {name for name, buffer in buffers.items() if id(buffer) in kept.tensors} == expected
         assert kept.modules == ()
 
@@ -199,7 +200,7 @@ def test_a_border_casts_in_and_back_but_not_where_the_model_does_it_itself() -> 
     inner = Seen(4, 4)
     block = nn.Sequential(inner, nn.Embedding(3, 4))
     made = nn.ModuleDict({"block": block, "other": nn.Linear(4, 4)})
-    kept = find_kept(made, ["block"], compute=torch.bfloat16)
+    kept = find_fp32_modules(made, ["block"], compute=torch.bfloat16)
     assert kept.modules == (block, inner, block[1])
     for _ in range(2):  # the hooks of an engine before are taken off
         cast_at_borders(made, kept, torch.bfloat16)
@@ -212,7 +213,7 @@ def test_a_border_casts_in_and_back_but_not_where_the_model_does_it_itself() -> 
     assert inner(torch.ones(2, 4, dtype=torch.bfloat16)).dtype == torch.bfloat16, "an error leaves nothing behind"
     (twin,) = (module for module in copy.deepcopy(made).modules() if isinstance(module, Seen))
     assert twin(torch.ones(2, 4, dtype=torch.bfloat16)).dtype == torch.bfloat16
-    cast_at_borders(made, find_kept(made, (), compute=torch.bfloat16), torch.bfloat16)
+    cast_at_borders(made, find_fp32_modules(made, (), compute=torch.bfloat16), torch.bfloat16)
     assert inner(torch.ones(2, 4)).dtype == torch.float32
     assert block[1](torch.tensor([1])).dtype == torch.float32
 
@@ -220,7 +221,7 @@ def test_a_border_casts_in_and_back_but_not_where_the_model_does_it_itself() -> 
 def test_inside_of_a_border_nothing_is_cast() -> None:
     inner = Seen(4, 4)
     made = nn.ModuleDict({"block": nn.Sequential(nn.Linear(4, 4), inner), "other": nn.Linear(4, 4)})
-    cast_at_borders(made, find_kept(made, ["block"], compute=torch.float16), torch.float16)
+    cast_at_borders(made, find_fp32_modules(made, ["block"], compute=torch.float16), torch.float16)
     assert made["block"](torch.ones(2, 4, dtype=torch.float16)).dtype == torch.float16
     assert inner.formats == [torch.float32, torch.float32]
 
@@ -228,4 +229,4 @@ def test_inside_of_a_border_nothing_is_cast() -> None:
 def test_a_tied_parameter_is_named_by_any_of_its_names() -> None:
     made = model(tied=True)
     for name in ("embed.weight", "head.weight"):
-        assert find_kept(made, [name], compute=torch.bfloat16).tensors == {id(made.embed.weight)}
+        assert find_fp32_modules(made, [name], compute=torch.bfloat16).tensors == {id(made.embed.weight)}

@@ -66,7 +66,7 @@ from ...compat import adds_gradient, backward_number, in_backward, in_transform,
 from ..grads.reducer import GradReducer
 from ..params.store import ParamStore
 from ..units.unit import ParamUnit
-from .outside import Reading, aliased, followed, handed_out
+from .outside import OutsideRead, aliased, followed, handed_out
 
 #: Whether an engine's own backward runs in this thread, whichever engine's it is.
 _engines_own: ContextVar[bool] = ContextVar("dsrun_engines_own_backward", default=False)
@@ -87,7 +87,8 @@ class ScriptBackward:
     """What shall be called when a backward of the script's own begins and ends, see [Note: backwards of the script].
 
     Attributes:
-        begin: in a hook, before any gradient of the micro step is looked at; may raise, to refuse the backward.
+        begin: callback, called in a hook before any gradient of the micro step is looked at; may raise, to refuse the
+            backward.
         end: once the backward has ended well.
         abandon: later, if it raised.
     """
@@ -106,7 +107,7 @@ class UnitCalls:
         live: serial numbers of calls with a graph.
         without_graph: forwards that a reentrant checkpoint may run again.
         scattered: the first backward found gradients of the unit outside of its calls' backwards.
-        loose: until the next step, gradients may come from outside of its calls' backwards.
+        loose: whether gradients may come from outside of its calls' backwards, until the next step.
         reads: outside of its calls, by what lives as long as a backward may come to them; see [Note: reads outside].
         unseen: gradients of the unit that the first backward has not come to; later backwards do not look.
     """
@@ -116,7 +117,7 @@ class UnitCalls:
     without_graph: int = 0
     scattered: bool = False
     loose: bool = False
-    reads: set[ref[Reading]] = field(default_factory=set["ref[Reading]"])
+    reads: set[ref[OutsideRead]] = field(default_factory=set["ref[OutsideRead]"])
     unseen: int = 0
 
     @property
@@ -140,21 +141,22 @@ class UnitCalls:
 class _Call:
     """A call with a graph; `serial` grows from call to call, `again` marks one made during a backward."""
 
-    of: UnitCalls
+    calls: UnitCalls
     serial: int
     again: bool
 
 
-class Timeline:
+class CallTracker:
     """Follows forwards and backwards of all units, see [Note: calls].
 
     Args:
-        store: asked for parameters while a call's forward or backward runs.
-        reducer: told when a unit's gradients begin and are complete, in backwards that count.
-        trained: gives the parameters that are trained.
+        store: parameter store, which is asked for parameters while a call's forward or backward runs.
+        reducer: gradient reducer, which is told when a unit's gradients begin and are complete, in backwards that
+            count.
+        trained: function that returns the parameters that are trained.
 
     Attributes:
-        script: told of backwards of the script's own; None: they do not count.
+        script: callbacks for backwards that the script itself runs; None: such backwards do not count.
     """
 
     def __init__(
@@ -209,11 +211,11 @@ class Timeline:
     def enter_forward(self, calls: UnitCalls) -> None:
         """A unit's forward begins, maybe as a recomputation."""
         running = self._running
-        if running is not None and not self._suspended and running.of is not calls:
-            self._store.release(running.of.unit)  # see [Note: recomputation]
+        if running is not None and not self._suspended and running.calls is not calls:
+            self._store.release(running.calls.unit)  # see [Note: recomputation]
             self._suspended = True
         self._store.acquire(calls.unit, evaluating=self._evaluates)
-        if running is not None and self._suspended and running.of is calls:
+        if running is not None and self._suspended and running.calls is calls:
             self._store.acquire(calls.unit)
             self._suspended = False
 
@@ -221,14 +223,14 @@ class Timeline:
         """A unit's forward has ended, or failed.
 
         Args:
-            calls: of the unit.
+            calls: forward calls of the unit.
             has_graph: the output has autograd nodes of its own.
 
         Returns:
             what shall be called when the gradient of an output is known; None where that is of no interest.
         """
         self._store.release(calls.unit)
-        if self._running is not None and self._running.of is calls:
+        if self._running is not None and self._running.calls is calls:
             return None  # recomputed only for what its forward saves
         if not torch.is_grad_enabled():
             calls.without_graph += not (self._evaluates or self._in_backward)
@@ -303,7 +305,7 @@ class Timeline:
             ModelError: the parameters are gathered for their unit's calls only.
         """
         calls.unseen = max(0, calls.unseen - 1)
-        if calls.loose or calls.reads or (self._running is not None and self._running.of is calls):
+        if calls.loose or calls.reads or (self._running is not None and self._running.calls is calls):
             return
         if not self._store.always_there:
             raise ModelError(
@@ -318,19 +320,19 @@ class Timeline:
         """Returns what a read of a unit's parameter outside of its forward gets, see [Note: reads outside].
 
         Args:
-            calls: of the unit.
-            position: of the parameter in `gathered_params`.
+            calls: forward calls of the unit.
+            position: position of the parameter in `gathered_params`.
             transformed: inside a transform of torch.func, see [Note: transforms].
         """
         unit = calls.unit
         param = unit.gathered_params[position]
         is_there = self._store.is_there(unit)
         if not (self.is_active or (transformed and is_there)):
-            unit.arrive()
+            unit.wait_update()
             return param
         if is_there and not self._store.always_there and not transformed:
             return param
-        reading = Reading(partial(self._store.read, unit, position), partial(self._open_loose, calls))
+        reading = OutsideRead(partial(self._store.read, unit, position), partial(self._open_loose, calls))
         if torch.is_grad_enabled():
             calls.reads.add(ref(reading, calls.reads.discard))
         made = handed_out(param, reading)
@@ -340,7 +342,7 @@ class Timeline:
 
     def read_released(self, calls: UnitCalls, position: int) -> Tensor:
         """Returns the values of a parameter whose unit is not in use, with a gradient; see `zero/units/released.py`."""
-        reading = Reading(
+        reading = OutsideRead(
             partial(self._store.read, calls.unit, position, evaluating=not self.is_active),
             partial(self._open_loose, calls),
         )
@@ -360,16 +362,16 @@ class Timeline:
         if call is self._running or call.serial in self._ended:
             return
         if not self._counts() and torch.is_grad_enabled():
-            self._follow_graph_of_grads(call.of)
+            self._follow_graph_of_grads(call.calls)
         self._end_running()
-        self._store.acquire(call.of.unit)
+        self._store.acquire(call.calls.unit)
         self._running = call
         if self._in_backward:
-            self._reducer.open(call.of.unit)
+            self._reducer.open(call.calls.unit)
         else:
             # torch.autograd.grad in the script, or another engine's loss: parameters are needed, gradients are not.
             if self._asked[1]:
-                self._reducer.lend(call.of.unit)
+                self._reducer.lend(call.calls.unit)
             when_backward_ends(self.leave_backward)
 
     def _end_running(self) -> None:
@@ -377,7 +379,7 @@ class Timeline:
         call, self._running = self._running, None
         if call is None:
             return
-        calls = call.of
+        calls = call.calls
         self._ended.add(call.serial)
         if not self._suspended:
             self._store.release(calls.unit)

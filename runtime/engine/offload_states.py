@@ -18,16 +18,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor
 
 from dsrun.errors import InputError, ModelError
 
-from ...memory.arena import Arena
-from ...memory.bus import Event
-from ...memory.host_pool import host_pool_for
-from ...memory.reused import ReusedMemory
-from ...memory.room import give_cache_back
-from ..parts import EngineParts
+from ..checkpoint.save.fence import Fence
+from ..memory.arena import Arena
+from ..memory.bus import Event
+from ..memory.host_pool import host_pool_for
+from ..memory.reused import ReusedMemory
+from ..memory.room import give_cache_back
+from ..zero.access.script_writes import ScriptWrites
+from ..zero.grads.reducer import GradReducer
+from .host.tiers import Tiers
+from .update import Update
 
 #: DeepSpeed's names of what can leave, and how the names of arenas that hold it begin; none: it stays, see the note.
 _ARENAS: dict[str, tuple[str, ...]] = {
@@ -49,42 +53,46 @@ class _Loose:
     copy: Tensor
 
 
-class PutAway:
-    """What an engine offers of it; enters no collective."""
+class OffloadedStates:
+    """States that an engine has moved to host memory for a while; enters no collective.
 
-    _parts: EngineParts
-    optimizer: optim.Optimizer | None
-    _away: _Away | None = None
-    _coming: Sequence[tuple[Event, Tensor]] = ()
-    _copies: ReusedMemory | None = None
-    _copies_locked: bool | None = None
+    Args:
+        device: Device that training uses.
+        tiers: Arenas that states lie in, and the bus that carries them.
+        update: The optimizer.
+        reducer: Sums of gradients.
+        writes: Values that the script has written to parameters.
+        fence: Saves that still copy state.
+    """
 
-    def offload_states(
+    def __init__(
         self,
-        include: Collection[Any] | None = None,
-        device: Any = "cpu",
-        pin_memory: bool = True,
-        non_blocking: bool = False,
-    ) -> int:
-        """Moves states to host memory until `reload_states`, see [Note: what may leave]; between steps.
+        device: torch.device,
+        tiers: Tiers,
+        update: Update,
+        *,
+        reducer: GradReducer,
+        writes: ScriptWrites,
+        fence: Fence,
+    ) -> None:
+        self._device = device
+        self._tiers = tiers
+        self._update = update
+        self._reducer = reducer
+        self._writes = writes
+        self._fence = fence
+        self._away: _Away | None = None
+        self._coming: Sequence[tuple[Event, Tensor]] = ()
+        self._copies: ReusedMemory | None = None
+        self._copies_locked: bool | None = None
 
-        Until then the model computes, and what needs states (backward, checkpoints, `safe_get_*`) is refused.
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of host memory that are kept for the next call."""
+        return 0 if self._copies is None else self._copies.spare_bytes
 
-        Args:
-            include: `optim_states`, `hp_params` and `lp_grads`, or some of them; None: all. DeepSpeed's `lp_params` and
-                `contiguous_grad_buffer` are taken and stay. Members of its enumeration are known by their value.
-            device: `cpu`.
-            pin_memory: page-lock the host memory, which is kept for the next call then, see [Note: whose memory].
-            non_blocking: return while copies go on; what the device is given next waits for them. What is free stays
-                with torch's allocator then, for tensors of this process alone.
-
-        Returns:
-            bytes of states that the device has no more. With what else torch has kept, they are free to every process.
-
-        Raises:
-            InputError: another device, or a name that is none of these.
-            ModelError: states are away already, or an update is not over yet that a script has to end.
-        """
+    def move_out(self, include: Collection[Any] | None, device: Any, *, pin_memory: bool, non_blocking: bool) -> int:
+        """Moves states to host memory, see `Engine.offload_states`."""
         wanted = _names_of(include)
         if _text(device) != "cpu":
             raise InputError(
@@ -95,43 +103,59 @@ class PutAway:
             raise ModelError(
                 "engine.offload_states: states are in host memory already", hint="call engine.reload_states() first"
             )
-        parts = self._parts
-        if parts.step.away is not None:
-            parts.step.away.settle()
-        if parts.step.writes is not None:
-            parts.step.writes.take_over()
-        parts.saver.fence.wait_all()
+        update = self._update
+        if update.away is not None:
+            update.away.settle()
+        self._writes.take_over()
+        self._fence.wait_all()
         self._end_coming()
         copies = self._copies_for(pin_memory)
-        away = _Away(parts, copies, waits=not non_blocking)
+        away = _Away(self._tiers, copies, waits=not non_blocking)
         for name in sorted(wanted):
             for beginning in _ARENAS[name]:
-                for arena in parts.memory.named(beginning):
-                    away.take(arena, keeps=name != "lp_grads" or parts.step.reducer.has_sums)
-        if "optim_states" in wanted and self.optimizer is not None:
-            away.take_loose(parts.step.optimizer.tensors())
+                for arena in self._tiers.memory.named(beginning):
+                    away.take(arena, keeps=name != "lp_grads" or self._reducer.has_sums)
+        if "optim_states" in wanted and update.optimizer is not None:
+            away.take_loose(update.shards.tensors())
         copies.drop_spare()  # of a call that took more
         if not non_blocking:
-            give_cache_back(parts.mesh.device)
+            give_cache_back(self._device)
         self._away = away
-        parts.step.optimizer.put_away = True
+        update.shards.put_away = True
         return away.nbytes
 
-    def reload_states(self, non_blocking: bool = False) -> None:
-        """Brings back what `offload_states` has moved; nothing happens where it has moved nothing.
-
-        Args:
-            non_blocking: return while copies go on; what the device is given next waits for them.
-        """
+    def move_back(self, *, non_blocking: bool) -> None:
+        """Brings states back, see `Engine.reload_states`."""
         away, self._away = self._away, None
         if away is not None:
             away.bring_back(waits=not non_blocking)
-            self._parts.step.optimizer.put_away = False
+            self._update.shards.put_away = False
             self._coming = away.coming
+
+    def check_here(self, who: str) -> None:
+        """Refuses a call while states are in host memory; waits for those on their way back.
+
+        Args:
+            who: name of the call, for the message.
+
+        Raises:
+            ModelError: states are in host memory.
+        """
+        self._end_coming()
+        if self._away is not None:
+            raise ModelError(
+                f"{who}: states are in host memory since engine.offload_states()",
+                hint="call engine.reload_states() first",
+            )
+
+    def close(self) -> None:
+        """Gives host memory back that is kept for the next call; nothing reads it any more."""
+        self._coming = ()
+        self._copies = None
 
     def _copies_for(self, locked: bool) -> ReusedMemory:
         if self._copies is None or locked != self._copies_locked:
-            self._copies = ReusedMemory(host_pool_for(self._parts.mesh.device, pin=locked, say=print))
+            self._copies = ReusedMemory(host_pool_for(self._device, pin=locked, say=print))
             self._copies_locked = locked
         return self._copies
 
@@ -143,36 +167,23 @@ class PutAway:
             assert self._copies is not None, "the copies were made there"
             self._copies.give_back(copy)
 
-    def _drop_copies(self) -> None:
-        """Gives host memory back that is kept for the next call; nothing reads it any more."""
-        self._coming = ()
-        self._copies = None
-
-    def _check_states_here(self, who: str) -> None:
-        self._end_coming()
-        if self._away is not None:
-            raise ModelError(
-                f"{who}: states are in host memory since engine.offload_states()",
-                hint="call engine.reload_states() first",
-            )
-
 
 class _Away:
-    """What has been moved; by whom it is wanted back, `PutAway` knows.
+    """What has been moved; by whom it is wanted back, `OffloadedStates` knows.
 
     Args:
-        parts: whose arenas they are.
-        copies: makes host memory.
+        tiers: Arenas that states lie in, and the bus that carries them.
+        copies: allocator of the host memory for the copies, which reuses what was given back.
         waits: the host waits for copies.
 
     Attributes:
-        nbytes: that the device has no more.
+        nbytes: bytes that the device no longer holds.
         coming: copies on their way back, and the host memory that they read.
     """
 
-    def __init__(self, parts: EngineParts, copies: ReusedMemory, *, waits: bool) -> None:
-        self._bus = parts.bus
-        self._memory = parts.memory
+    def __init__(self, tiers: Tiers, copies: ReusedMemory, *, waits: bool) -> None:
+        self._bus = tiers.bus
+        self._memory = tiers.memory
         self._copies = copies
         self._waits = waits
         self._arenas: list[Arena] = []

@@ -1,44 +1,17 @@
-"""The engine's state as a checkpoint takes it: pieces of tensors, and counters as JSON values."""
+"""A model as a checkpoint takes it: this rank's pieces of its parameters and buffers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..protocols import StateEntry
-from ..zero.creation.pretrained import persistent_buffers
-from ..zero.partition_parameters import memory_of
-from ..zero.units.trained import is_trained
-from ..zero.units.unit import ParamUnit
-
-
-@dataclass(slots=True)
-class Counters:
-    """How far training has come.
-
-    Attributes:
-        micro_steps: calls of `step`.
-        global_steps: optimizer steps, skipped ones included.
-        global_samples: samples of all ranks in those steps.
-        skipped_steps: steps whose update was left out because a gradient was not finite.
-    """
-
-    micro_steps: int = 0
-    global_steps: int = 0
-    global_samples: int = 0
-    skipped_steps: int = 0
-
-    def to_json(self) -> dict[str, int]:
-        """Returns the counters by name."""
-        return asdict(self)
-
-    def load(self, values: dict[str, Any]) -> None:
-        """Takes over what `to_json` returned."""
-        for name in self.to_json():
-            setattr(self, name, int(values[name]))
+from ...protocols import StateEntry
+from ...zero.creation.pretrained import persistent_buffers
+from ...zero.partition_parameters import memory_of
+from ...zero.units.trained import is_trained
+from ...zero.units.unit import ParamUnit
 
 
 def parameter_entries(
@@ -52,11 +25,11 @@ def parameter_entries(
     """Returns this rank's pieces of all parameters and persistent buffers.
 
     Args:
-        model: for buffers and frozen parameters that every rank holds whole.
-        units: for trainable parameters, as fp32 masters.
+        model: model that holds the buffers, and frozen parameters that every rank holds whole.
+        units: units of the trainable parameters, which are saved as fp32 masters.
         replicated: every rank owns every unit whole (stage 0).
-        frozen: include frozen parameters.
-        frozen_units: for those of which each rank has a slice, in compute dtype.
+        frozen: whether frozen parameters are included.
+        frozen_units: units of the frozen parameters that each rank has a slice of, in compute dtype.
     """
     entries: list[StateEntry] = []
     for unit in units:
@@ -82,7 +55,7 @@ def wanted_tensors(model: nn.Module, *, frozen: bool = True) -> list[tuple[str, 
 
     Args:
         model: the model.
-        frozen: include frozen parameters.
+        frozen: whether frozen parameters are included.
     """
     parameters = [(name, param) for name, param in model.named_parameters() if frozen or is_trained(param)]
     wanted = [(name, "param", tuple(param.shape)) for name, param in parameters]
@@ -95,7 +68,7 @@ def tied_names(model: nn.Module, *, frozen: bool = True) -> dict[str, str]:
 
     Args:
         model: the model.
-        frozen: include frozen parameters.
+        frozen: whether frozen parameters are included.
     """
     first = {id(param): name for name, param in model.named_parameters() if frozen or is_trained(param)}
     return {
@@ -109,7 +82,7 @@ def unit_entries(unit: ParamUnit, master_N: Tensor, *, replicated: bool) -> list
     """Returns this rank's pieces of a unit's parameters.
 
     Args:
-        unit: of them.
+        unit: unit that has the parameters.
         master_N: the values, see `ParamUnit.whole_master`.
         replicated: every rank owns the unit whole.
     """

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..zero.units.unit import ParamUnit
+from ...zero.units.unit import ParamUnit
 
 #: How nodes of reads that got a gathered copy are called, see [Note: reads outside] in zero/hooks/outside.py.
 _GATHERED_READ = "_HandedOut"
@@ -19,7 +19,7 @@ def never_gathered_reads(loss: Tensor, unused: Iterable[ParamUnit]) -> list[str]
     Parameters of other units are not told: their own forward has read them too. Walks the whole graph.
 
     Args:
-        loss: with a graph.
+        loss: loss tensor with an autograd graph.
         unused: the units whose forward has not run.
     """
     names = {

@@ -1,0 +1,211 @@
+"""What an engine is made of: a component for each thing that it does, made of the values of `initialize`.
+
+A component knows other components and values that it is given. It never keeps the engine, which ends when nothing
+refers to it any more. Those that count share one `Progress`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsrun.config.config import Config
+
+from ..mesh.join.groups import ProcessGroupMesh
+from ..mesh.spec import DATA_AXIS
+from ..observe.allocation_history import wanted_history
+from ..observe.memory_watch import MemoryWatch
+from ..observe.peaks import PeakSummary
+from .compose.data import Data
+from .compose.hooks import Hooks
+from .compose.job import Job
+from .compose.saving import Saving
+from .host.disk import finder_of
+from .host.tiers import Tiers
+from .memory_queries import MemoryQueries
+from .model.guard import ModelGuard
+from .model.sharded import ShardedModel
+from .observation import Observation
+from .offload_states import OffloadedStates
+from .progress import Progress
+from .report import StepReport
+from .saving.checkpoints import Checkpoints
+from .saving.export import WholeWeights
+from .saving.memory_copies import CopiesInMemory
+from .saving.on_signal import SaveOnSignal
+from .saving.resume_state import LastMoment
+from .saving.run_state import RunState
+from .training.backward import Backwards
+from .training.check import TrainingCheck
+from .training.global_step import GlobalSteps
+from .training.script_backward import ScriptBackwards
+from .update import Update, step_parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Components:
+    """Components of an engine.
+
+    Attributes:
+        guard: Guard of the model, which finds parameters that were changed behind the engine's back.
+        check_trains: Function that refuses a call while the engine cannot train.
+        backwards: Backwards of the engine, and the count of those of scripts.
+        script: Backwards that scripts run themselves.
+        steps: Optimizer steps.
+        report: Lines and records of each step.
+        memory: Bytes that this rank holds, by owner.
+        memory_watch: Samples of memory during steps.
+        peaks: Summary of the peaks of memory, told at the end.
+        states: States that are in host memory for a while.
+        moment: Random numbers and position in the data at the last update.
+        checkpoints: Checkpoints on disks and in object stores.
+        copies: Copies of the state in memory.
+        weights: The weights as a whole, in and out.
+        on_signal: The checkpoint and the end that a signal asks for.
+    """
+
+    guard: ModelGuard
+    check_trains: TrainingCheck
+    backwards: Backwards
+    script: ScriptBackwards
+    steps: GlobalSteps
+    report: StepReport
+    memory: MemoryQueries
+    memory_watch: MemoryWatch
+    peaks: PeakSummary
+    states: OffloadedStates
+    moment: LastMoment
+    checkpoints: Checkpoints
+    copies: CopiesInMemory
+    weights: WholeWeights
+    on_signal: SaveOnSignal
+
+
+def make_components(
+    settings: Config,
+    job: Job,
+    mesh: ProcessGroupMesh,
+    observation: Observation,
+    saving: Saving,
+    *,
+    progress: Progress,
+    tiers: Tiers,
+    sharded: ShardedModel,
+    update: Update,
+    data: Data,
+    hooks: Hooks,
+) -> Components:
+    """Returns the components of an engine; enters no collective.
+
+    Args:
+        settings: the config.
+        job: This process's place in the job.
+        mesh: Ranks and device.
+        observation: Records, and the bytes that were predicted.
+        saving: Writer of checkpoints and of copies in memory.
+        progress: Place in training of this rank; components that count share it.
+        tiers: Memory that state lives in.
+        sharded: The model.
+        update: The optimizer, the schedule and the loss scale.
+        data: Batches of this rank.
+        hooks: Hooks on the model.
+    """
+    device, records, access, heartbeat = mesh.device, observation.records, hooks.access, job.heartbeat
+    guard = ModelGuard(sharded.module)
+    states = OffloadedStates(
+        device, tiers, update, reducer=sharded.reducer, writes=access.writes, fence=saving.saver.fence
+    )
+    check_trains = TrainingCheck(update, access.torn, states)
+
+    # What is saved and loaded.
+    run = RunState(
+        mesh=mesh,
+        sharded=sharded,
+        update=update,
+        data=data,
+        access=access,
+        progress=progress,
+        config=settings.raw,
+        on_drive=finder_of(sharded.disk, sharded.slices_on_disk),
+    )
+    moment = LastMoment(device, data.loader, progress)
+    copies = CopiesInMemory(run, saving.copies, moment, heartbeat=heartbeat, records=records)
+    checkpoints = Checkpoints(
+        run,
+        saving,
+        moment,
+        copies,
+        hooks=hooks.units,
+        guard=guard,
+        heartbeat=heartbeat,
+        records=records,
+        check_states=states.check_here,
+    )
+
+    # What is told.
+    memory = MemoryQueries(
+        mesh, tiers, sharded, update, observation.predicted, saver=saving.saver, copies=copies, states=states
+    )
+    memory_watch = MemoryWatch(
+        records,
+        rank=mesh.info.rank,
+        device=device,
+        history=wanted_history(device=device, rank=mesh.info.rank),
+    )
+    peaks = PeakSummary(
+        records, rank=mesh.info.rank, device=device, predicted_state_bytes=observation.predicted.total_bytes()
+    )
+    report = StepReport(
+        mesh.axes[DATA_AXIS],
+        records,
+        steps_per_print=settings.steps_per_print,
+        device=device,
+        model_numel=sum(extent.numel for unit in sharded.units for extent in unit.layout.extents),
+        total_steps=getattr(update.scheduler, "total_num_steps", None),
+        wear=observation.wear,
+    )
+
+    # What trains.
+    step = step_parts(sharded, update, mesh, writes=access.writes)
+    backwards = Backwards(
+        mesh,
+        step,
+        hooks.units,
+        update,
+        progress,
+        guard=guard,
+        memory=memory,
+        memory_watch=memory_watch,
+        report=report,
+        heartbeat=heartbeat,
+    )
+    steps = GlobalSteps(
+        mesh,
+        step,
+        update,
+        progress,
+        guard=guard,
+        arenas=tiers.memory,
+        memory=memory,
+        memory_watch=memory_watch,
+        peaks=peaks,
+        report=report,
+    )
+    return Components(
+        guard=guard,
+        check_trains=check_trains,
+        backwards=backwards,
+        script=ScriptBackwards(
+            mesh, hooks.units, sharded.reducer, backwards, progress, report=report, check=check_trains
+        ),
+        steps=steps,
+        report=report,
+        memory=memory,
+        memory_watch=memory_watch,
+        peaks=peaks,
+        states=states,
+        moment=moment,
+        checkpoints=checkpoints,
+        copies=copies,
+        weights=WholeWeights(mesh, sharded, access.torn),
+        on_signal=SaveOnSignal(mesh, progress),
+    )

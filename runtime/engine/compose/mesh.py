@@ -1,0 +1,42 @@
+"""The ranks that share a model, by axes: the one place that divides the ranks of a job."""
+
+from __future__ import annotations
+
+from dsrun.config.config import Config
+
+from ...mesh.join.gpus import choose_device
+from ...mesh.join.groups import ProcessGroupMesh, make_mesh, present_backend, separate_reductions
+from ...mesh.spec import DATA_AXIS, MeshSpec
+from ...optim.groups import check_trainable
+from .comparison import check_same_everywhere
+from .job import Job
+from .request import Request
+
+
+def axes_of(world_size: int) -> MeshSpec:
+    """Returns how the ranks of a job are divided: all of them share out the data.
+
+    Args:
+        world_size: number of ranks.
+    """
+    return MeshSpec(((DATA_AXIS, world_size),))
+
+
+def mesh_of(request: Request, settings: Config, job: Job) -> ProcessGroupMesh:
+    """Returns the ranks that share the model, which all have been given the same one.
+
+    Enters the collectives of the agreement, and makes process groups.
+
+    Raises:
+        InputError: the backend cannot be used here.
+        ModelError: nothing is trainable for the optimizer there is, or ranks were given something else.
+    """
+    updates = request.updates(settings)
+    if updates:
+        check_trainable(request.model)
+    device = choose_device(present_backend(), job.info)
+    mesh = make_mesh(axes_of(job.info.world_size), job.info, device=device, observer=job.heartbeat)
+    check_same_everywhere(request.model, settings, request.assignment, request.training_data, mesh, updates=updates)
+    if updates:
+        separate_reductions(mesh)
+    return mesh

@@ -1,0 +1,1 @@
+"""An engine's model: what became of its parameters, whether it is still so, and whose it is."""

@@ -1,0 +1,181 @@
+"""One backward of the engine's model, whoever runs it: what comes before and after it, and what a loss must be."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dsrun.contract.heartbeats import HeartbeatWriter
+from dsrun.errors import ModelError
+
+from ...mesh.join.groups import ProcessGroupMesh
+from ...mesh.step_position import at_step
+from ...observe.memory_watch import MemoryWatch
+from ...observe.tokens import count_tokens
+from ...zero.hooks.modules import UnitHooks
+from ...zero.hooks.unit_calls import engines_own_backward
+from ..memory_queries import MemoryQueries
+from ..model.guard import ModelGuard
+from ..progress import Progress
+from ..report import StepReport
+from ..step import StepParts
+from ..update import Update
+from .first_loss import never_gathered_reads
+
+
+class Backwards:
+    """Runs backwards, and counts those that a script runs.
+
+    Args:
+        mesh: Ranks, with the place in training that they tell each other.
+        step: Units, reducer and update that a backward works on.
+        hooks: Hooks of the units.
+        update: The loss scale, and whether nan leaves an update out.
+        progress: Place in the global batch of this rank.
+        guard: Guard of the model, which finds parameters that have been moved.
+        memory: Bytes that this rank holds, by owner.
+        memory_watch: Sampler of memory during a step.
+        report: Sum of the losses of a step.
+        heartbeat: Writer of what this rank does, for the launcher that watches it.
+    """
+
+    def __init__(
+        self,
+        mesh: ProcessGroupMesh,
+        step: StepParts,
+        hooks: UnitHooks,
+        update: Update,
+        progress: Progress,
+        *,
+        guard: ModelGuard,
+        memory: MemoryQueries,
+        memory_watch: MemoryWatch,
+        report: StepReport,
+        heartbeat: HeartbeatWriter,
+    ) -> None:
+        self._mesh = mesh
+        self._step = step
+        self._hooks = hooks
+        self._update = update
+        self._progress = progress
+        self._guard = guard
+        self._memory = memory
+        self._memory_watch = memory_watch
+        self._report = report
+        self._heartbeat = heartbeat
+        self._forwards = 0  # that train, since the last backward
+        self._usual_forwards = 0  # before the first one
+
+    @property
+    def needs_scaler(self) -> bool:
+        """Whether losses have to be multiplied by a loss scale."""
+        return self._update.loss_scale.is_dynamic or self._update.loss_scale.value != 1.0
+
+    @property
+    def loss_scale(self) -> float:
+        """Factor of a loss before its backward."""
+        return self._update.loss_scale.value
+
+    def stray_factor(self) -> float | None:
+        """Returns the factor that makes a gradient of the script's own like one of the engine's; None: unknown."""
+        return None if self.needs_scaler else 1.0 / self._progress.answers.gradient_accumulation_steps()
+
+    def with_loss_scale(self, loss: Tensor) -> Tensor:
+        """Returns the loss times the loss scale: in fp32, for fp16 has no room for the product."""
+        scale = self.loss_scale
+        return loss if scale == 1.0 else loss.float() * scale
+
+    def begin_forward(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Counts a forward that trains, and its tokens."""
+        self._forwards += 1
+        self._report.add_tokens(count_tokens(args, kwargs))
+        self._memory_watch.begin_forward(self._progress.counters.global_steps + 1, self._memory.kinds)
+
+    def begin(self) -> None:
+        """Prepares a backward that counts, whoever runs it."""
+        self._heartbeat.beat(phase="backward")
+        self._compare_forwards()
+        self._memory_watch.begin_backward(self._memory.kinds)
+        writes, away = self._step.writes, self._step.away
+        if away is not None:
+            # What a script has written may be put back before the step, so masters that lack it are left alone here.
+            lacks = writes.are_due()
+            away.settle()  # gradients go where the last update has taken them from
+            begins = self._progress.answers.is_gradient_accumulation_boundary() and not lacks
+            away.expect(1.0 / self.loss_scale if begins else None)
+
+    def run(self, loss: Tensor, *, retain_graph: bool) -> None:
+        """Runs a backward and reduces its gradients over the ranks.
+
+        Args:
+            loss: Scalar with a graph, before the loss scale.
+            retain_graph: Whether the graph is kept for another backward.
+        """
+        self.begin()
+        with self._guard.explaining():
+            self._hooks.before_backward(
+                retain_graph=retain_graph, reduce=not self._progress.open_no_sync, strays=self.stray_factor()
+            )
+            try:
+                # The order of nodes is what the hooks rest on, see [Note: one ready queue] in zero/hooks/unit_calls.py.
+                with engines_own_backward(), torch.autograd.set_multithreading_enabled(False):
+                    self.with_loss_scale(loss).backward(retain_graph=retain_graph)
+            except BaseException:
+                self._hooks.abandon_backward()
+                raise
+            self._hooks.after_backward()
+        self.end()
+
+    def end(self) -> None:
+        """Counts a backward that is over."""
+        self._memory_watch.end_backward(self._memory.kinds)
+        progress = self._progress
+        progress.backward_done = True
+        progress.backwards += 1
+        if not progress.counts_micro_steps:
+            progress.micro_steps_done += 1
+            self._mesh.where.at(*progress.present_step)
+
+    def check_first_loss(self, loss: Tensor, *, stage: int) -> None:
+        """Catches parameters used outside their unit's forward: at first, what is not gathered holds NaN.
+
+        No infinity comes of that. Where a loss that is nan leaves its step out, as an overflow of fp16 does at every
+        stage, it is an error only if such a use is certain.
+
+        Args:
+            loss: Loss of a micro batch.
+            stage: ZeRO stage.
+
+        Raises:
+            ModelError: the first loss is nan because of such a use.
+        """
+        if self._progress.counters.micro_steps or stage < 3 or not math.isnan(float(loss.detach())):
+            return
+        self._guard.check_memory()
+        unused = self._hooks.unused_units()
+        reads = never_gathered_reads(loss, unused)
+        if not reads and self._update.skip_non_finite:
+            return
+        names = ", ".join(f"`{name}`" for name in (reads[:8] or [unit.name for unit in unused]))
+        verb = f"it reads {names}, and their forward" if reads else f"the forward of {names}"
+        cause = f"{verb} never ran, so" if names else "its own numbers give that, or"
+        raise ModelError(
+            f"model: the first loss is {float(loss.detach())}; {cause} weights are used outside of their module's "
+            "forward, where stage 3 has not gathered them",
+            hint="call the module itself and not its weight; `zero_optimization.stage` 2 shows which of the two it is",
+        )
+
+    def _compare_forwards(self) -> None:
+        """Notes a backward that more forwards came before than before the first one.
+
+        A rank that leaves a batch out after its forward does not hang at stages 0 to 2, where forwards enter no
+        collective: it is ahead of the others from then on, and they wait for it at the end.
+        """
+        forwards, self._forwards = self._forwards, 0
+        if not self._usual_forwards:
+            self._usual_forwards = forwards
+        elif forwards > self._usual_forwards:
+            place = at_step(*self._progress.present_step)
+            self._mesh.where.oddity = f"{forwards} forwards before its backward{place}, {self._usual_forwards} before"

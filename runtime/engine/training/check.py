@@ -1,0 +1,42 @@
+"""Whether an engine can train now: it has an optimizer, and its state is whole and where steps need it."""
+
+from __future__ import annotations
+
+from dsrun.errors import ModelError
+
+from ...zero.access.torn import TornState
+from ..offload_states import OffloadedStates
+from ..update import Update
+
+
+class TrainingCheck:
+    """Refuses calls that train while the engine cannot.
+
+    Args:
+        update: The optimizer, if there is one.
+        torn: State that a failed load has left torn.
+        states: States that are in host memory for a while.
+    """
+
+    def __init__(self, update: Update, torn: TornState, states: OffloadedStates) -> None:
+        self._update = update
+        self._torn = torn
+        self._states = states
+
+    def __call__(self, who: str) -> None:
+        """Returns where the engine can train.
+
+        Args:
+            who: Name of the call, for the message.
+
+        Raises:
+            CheckpointError: a load has failed halfway.
+            ModelError: there is no optimizer, or states are in host memory.
+        """
+        self._torn.check(who)
+        if self._update.optimizer is None:
+            raise ModelError(
+                f"{who}: the engine has no optimizer, so it evaluates only",
+                hint="give dsrun.initialize an optimizer, or the config an `optimizer` section",
+            )
+        self._states.check_here(who)
