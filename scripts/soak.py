@@ -181,8 +181,8 @@ def main() -> int:
     launches = args.launches if args.launches is not None else 0 if args.exits or args.saves or args.large else 100
     if args.hosts is not None and args.hosts < 2:
         parser.error("--hosts takes 2 or more")
-    if args.hosts and (why := why_no_hosts()) is not None:
-        parser.error(why)
+    if args.hosts and (reason := why_no_hosts()) is not None:
+        parser.error(reason)
     failures = 0
     if args.saves:
         failures += repeat(args.saves, kill_one_save, seed=args.seed, only=args.only)

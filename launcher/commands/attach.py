@@ -69,8 +69,8 @@ def _end_of(job: Job, view: LogView) -> int:
     ended = read_job(job.folder)
     if ended is None or ended.outcome is None:
         crashed = ended is None or ended.state is JobState.CRASHED
-        why = "its front end was killed" if crashed else "how it ended is not known: outcome.json cannot be read"
-        raise LaunchError(f"job {job.id}: {why}", hint=f"`dsrun logs {job.id}` has what came last")
+        reason = "its front end was killed" if crashed else "how it ended is not known: outcome.json cannot be read"
+        raise LaunchError(f"job {job.id}: {reason}", hint=f"`dsrun logs {job.id}` has what came last")
     outcome = ended.outcome
     if not job.state.is_live:
         view.note(f"job {job.id} had ended already; `dsrun logs {job.id}` has its lines")

@@ -199,8 +199,8 @@ def _fastest_stage(size: ModelSize, settings: RunSettings, machine: Machine) -> 
 
     choice = fastest(size, settings, machine)
     stage = settings.stage if choice is None else choice.prediction.settings.stage
-    why = "none fits" if choice is None else "the fastest that fits"
-    note = f"no `--config`: bf16 with AdamW, at stage {stage} ({why})"
+    reason = "none fits" if choice is None else "the fastest that fits"
+    note = f"no `--config`: bf16 with AdamW, at stage {stage} ({reason})"
     return replace(settings, stage=stage, notes=(note, *settings.notes))
 
 

@@ -93,8 +93,8 @@ def command(
         click.echo(json.dumps(found.to_json(), indent=2))
     else:
         _print(hosts_view(found, width=_width(), everything=everything))
-        for name, why in found.unable.items():
-            click.echo(Problem(f"host {name}: {why.reason}", why.hint).render(), err=True)
+        for name, answer in found.unable.items():
+            click.echo(Problem(f"host {name}: {answer.reason}", answer.hint).render(), err=True)
     return HOSTS_MISSING_EXIT if found.unable else 0
 
 

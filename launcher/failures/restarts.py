@@ -45,9 +45,9 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The job is not started again; `why` is None where nobody asked for restarts, or all were used."""
+    """The job is not started again; `reason` is None where nobody asked for restarts, or all were used."""
 
-    why: str | None
+    reason: str | None
 
 
 class Restarts:

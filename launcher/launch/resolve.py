@@ -301,13 +301,13 @@ def _unused_warnings(request: Request, placement: Placement) -> Iterator[str]:
     if request.no_gpu and "--share-gpus" in request.for_local:
         yield "warning: `--share-gpus` has no effect: `--no-gpu` takes none"
     if not placement.remote_hosts:
-        words, why = request.for_remote, "dsrun starts ranks on this machine alone"
+        words, reason = request.for_remote, "dsrun starts ranks on this machine alone"
     elif not placement.local_hosts:
-        words, why = request.for_local, "it is about GPUs and slots of this machine, where no rank runs"
+        words, reason = request.for_local, "it is about GPUs and slots of this machine, where no rank runs"
     else:
         return
     for word in words:
-        yield f"warning: `{word}` has no effect: {why}"
+        yield f"warning: `{word}` has no effect: {reason}"
 
 
 def _chosen_by(local: Sequence[HostSpec]) -> str | None:
@@ -338,9 +338,9 @@ def demand_of(local: Sequence[HostSpec], gpus: GpuReport | None, *, visible: str
     if gpus is not None and count and chosen is None and _named(visible, at_least=ranks):
         there, left_out = device_count(gpus, visible), left_out_of(gpus)
         if there < ranks <= there + sum(one.count for one in left_out):
-            why = "; ".join(one.text for one in left_out)
+            reason = "; ".join(one.text for one in left_out)
             raise UsageError(
-                f"{local[0].source}: {ranks} ranks, one a GPU, and {there} can be used: {why}",
+                f"{local[0].source}: {ranks} ranks, one a GPU, and {there} can be used: {reason}",
                 hint="; ".join([f"`-n {there}` trains on those that are left", *(one.fix for one in left_out)]),
             )
     if not count or chosen is None:

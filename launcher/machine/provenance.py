@@ -253,18 +253,18 @@ def source_of(path: str) -> str:
     return next((SOURCES[beginning] for beginning in beginnings if beginning in SOURCES), "")
 
 
-def null_reasons(value: Any, path: str, why: Mapping[str, str]) -> dict[str, str]:
+def null_reasons(value: Any, path: str, reasons: Mapping[str, str]) -> dict[str, str]:
     """Gives every null below a value its reason.
 
     Args:
         value: plain JSON values.
         path: dotted path of the value.
-        why: path with `*` for numbers, or its beginning, -> reason; the longest beginning wins.
+        reasons: path with `*` for numbers, or its beginning, -> reason; the longest beginning wins.
     """
     if value is None:
         words = ["*" if part.isdecimal() else part for part in path.split(".")]
         beginnings = (".".join(words[:count]) for count in range(len(words), 0, -1))
-        return {path: next((why[beginning] for beginning in beginnings if beginning in why), "not told")}
+        return {path: next((reasons[beginning] for beginning in beginnings if beginning in reasons), "not told")}
     items: Any = ()
     if isinstance(value, dict):
         items = value.items()
@@ -273,5 +273,5 @@ def null_reasons(value: Any, path: str, why: Mapping[str, str]) -> dict[str, str
     return {
         inner: reason
         for key, item in items
-        for inner, reason in null_reasons(item, f"{path}.{key}".lstrip("."), why).items()
+        for inner, reason in null_reasons(item, f"{path}.{key}".lstrip("."), reasons).items()
     }

@@ -67,13 +67,13 @@ def probe(
     """
     env = os.environ if environ is None else environ
     allowed = os.sched_getaffinity(0) if affinity is None else affinity
-    why = dict(WHY)
+    reasons = dict(WHY)
     info = parse_cpuinfo(read_text(root / "proc/cpuinfo") or "")
     limits = read_limits(root)
     errors = read_driver_errors(root) if gpu_state else "not asked"
     if isinstance(errors, str):
-        why |= dict.fromkeys(("gpus.*.xids", "gpus.*.xid_events", "topology.switch_events"), errors)
-    gpus = _gpus(root, env, load_nvml, why, errors, state=gpu_state)
+        reasons |= dict.fromkeys(("gpus.*.xids", "gpus.*.xid_events", "topology.switch_events"), errors)
+    gpus = _gpus(root, env, load_nvml, reasons, errors, state=gpu_state)
     cpus = node_cpus(root)
     rdma, libraries = read_rdma(root), read_libraries(root, env)
     no_network: dict[str, str] = {}
@@ -82,7 +82,7 @@ def probe(
     host = read_host(root, env, virtual=info.virtual)
     versions = read_versions(import_path, environ=env, root=root)
     no_cuda = "torch is not installed" if versions.torch is None else "torch is built without CUDA"
-    why |= {"versions.cuda": no_cuda, "versions.nccl": "no nvidia-nccl-* package" if versions.cuda else no_cuda}
+    reasons |= {"versions.cuda": no_cuda, "versions.nccl": "no nvidia-nccl-* package" if versions.cuda else no_cuda}
     report = ProbeReport(
         host=host,
         cpu=read_cpu(root, info, affinity=allowed, quota_cores=limits.quota_cores),
@@ -114,21 +114,21 @@ def probe(
         software=read_software(env, import_path),
         null_reasons=no_network,
     )
-    return completed(report, why)
+    return completed(report, reasons)
 
 
-def completed(report: ProbeReport, why: Mapping[str, str] = WHY) -> ProbeReport:
+def completed(report: ProbeReport, reasons: Mapping[str, str] = WHY) -> ProbeReport:
     """Returns a report with its verdicts, and a reason for every value that is missing.
 
     Args:
         report: report of what was found on this machine.
-        why: dotted path, `*` for numbers, or its beginning -> reason; reasons of the report that still hold are kept.
+        reasons: dotted path, `*` for numbers, or its beginning -> reason; those of the report that still hold are kept.
     """
     values = asdict(replace(report, verdicts=(), null_reasons={}))
-    reasons = null_reasons(values, "", {**why, **report.null_reasons})
+    missing = null_reasons(values, "", {**reasons, **report.null_reasons})
     if not report.network and "network" in report.null_reasons:
-        reasons["network"] = report.null_reasons["network"]
-    return replace(report, verdicts=judge(report), null_reasons=reasons)
+        missing["network"] = report.null_reasons["network"]
+    return replace(report, verdicts=judge(report), null_reasons=missing)
 
 
 def with_loaded(report: ProbeReport, loaded: LoadedLibraries | UnknownLibraries) -> ProbeReport:
@@ -142,7 +142,7 @@ def _gpus(
     root: Path,
     environ: Mapping[str, str],
     load_nvml: Callable[[], Any] | None,
-    why: dict[str, str],
+    reasons: dict[str, str],
     errors: DriverErrors | str,
     *,
     state: bool,
@@ -154,13 +154,13 @@ def _gpus(
             if state:
                 report = replace(report, gpus=_all_detailed(nvml, report.gpus, root, errors))
             else:
-                why |= {f"gpus.*.{name}": "not asked" for name in _GPU_STATE}
+                reasons |= {f"gpus.*.{name}": "not asked" for name in _GPU_STATE}
     except NoDriver as error:
         failure = error
         report = GpuReport(gpus=(), usable_count=0, driver=None, driver_cuda=None, reason=str(error))
     report = explained(report, failure, environ=environ, root=root)
     if report.reason is not None:
-        why |= {"driver": report.reason, "driver_cuda": report.reason}
+        reasons |= {"driver": report.reason, "driver_cuda": report.reason}
     return report
 
 

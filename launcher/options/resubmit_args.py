@@ -85,8 +85,8 @@ def check_run_words(
         for option in param.opts
     }
     problems = [
-        Problem(f"`{option}` makes no sense with `dsrun {verb}`: {why}", "leave it out")
-        for option, why in {**_SENSELESS, **senseless}.items()
+        Problem(f"`{option}` makes no sense with `dsrun {verb}`: {reason}", "leave it out")
+        for option, reason in {**_SENSELESS, **senseless}.items()
         if option in typed
     ]
     if problems:

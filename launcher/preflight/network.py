@@ -97,17 +97,17 @@ def _gid_indices(
         if (asked := said[name]) not in (None, "-1") and its != (_number(asked),)
     }
     odd: tuple[str, ...] = tuple(wrong)
-    why = f"and {_GID_INDEX} names another" if wrong else ""
+    reason = f"and {_GID_INDEX} names another" if wrong else ""
     parts = groups(indices)
     if not wrong and len(parts) > 1 and any(_is_older(facts[name].versions.nccl) for name in indices):
         odd = tuple(name for _, names in parts[1:] for name in names)
-        why = "and NCCL before 2.21 takes one for all"
+        reason = "and NCCL before 2.21 takes one for all"
     if odd:
         shown = in_words([(f"GID index {', '.join(map(str, its))}", names) for its, names in parts])
         yield Finding(
             verdict="amber",
             name="RoCE",
-            text=f"RoCE v2 over IPv4 is {shown}, {why}",
+            text=f"RoCE v2 over IPv4 is {shown}, {reason}",
             hosts=odd,
             fix="; ".join(f"`env.{_GID_INDEX}={indices[name][0]}` for {name} in the hostfile" for name in odd[:4]),
         )

@@ -91,8 +91,8 @@ def judge(hosts: Sequence[HostSpec], seen: Mapping[str, AnsweredHost | NoAnswer]
 
 def _silent(silent: Mapping[str, NoAnswer], count: int) -> Iterator[Finding]:
     found: dict[str, list[Fault]] = {
-        name: [("red", why.reason, why.hint or "is it up, and does `ssh` reach it from here?")]
-        for name, why in silent.items()
+        name: [("red", answer.reason, answer.hint or "is it up, and does `ssh` reach it from here?")]
+        for name, answer in silent.items()
     }
     return fold("host", found, count)
 

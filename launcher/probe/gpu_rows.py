@@ -93,7 +93,7 @@ def _state(gpus: Sequence[Gpu]) -> Row:
     parts = [f"{_span(heat)} °C"] if heat else []
     parts += [f"{_span([round(value) for value in power])} W of {_span(limits)} W"] if power and limits else []
     held = [(gpu["index"], ", ".join(gpu["state"]["throttle_reasons"] or ())) for gpu in gpus if gpu["state"]]
-    parts += [f"GPU {index} is held back: {why}" for index, why in held if why]
+    parts += [f"GPU {index} is held back: {reason}" for index, reason in held if reason]
     hottest = max(heat, default=0)
     return Row("gpu", "now", ", ".join(parts) or "unknown", RowKind.NOW, f"{hottest} °C", hottest)
 

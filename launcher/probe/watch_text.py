@@ -29,7 +29,7 @@ def watch_lines(loads: Mapping[str, Load | str]) -> list[str]:
         lines += ["", *align([_GPUS_OF_HOSTS, *(_all_gpus(name, gpus) for name, gpus in with_gpus.items())])]
     elif with_gpus:
         lines += ["", *align([_GPUS, *_each_gpu(with_gpus, named=len(loads) > 1)])]
-    return lines + [f"{name}  {why}" for name, why in loads.items() if isinstance(why, str)]
+    return lines + [f"{name}  {reason}" for name, reason in loads.items() if isinstance(reason, str)]
 
 
 def _host(name: str, load: Load) -> tuple[str, ...]:

@@ -214,13 +214,13 @@ def _reason(best: Address, fit: Sequence[Address], reports: Mapping[str, Report]
     speed, next_speed = _speed(best, reports), _speed(second, reports)
     if one.slowness_mbit != other.slowness_mbit:
         return f"the fastest that all reach ({speed}; {second.interface} {next_speed})"
-    why = "comes first"
+    reason = "comes first"
     if one.is_far != other.is_far:
-        why = "has no router before it"
+        reason = "has no router before it"
     elif one.is_beside_route != other.is_beside_route:
-        why = "has the default route"
+        reason = "has the default route"
     alike = [offer.interface for offer in others if _rank(offer, reports).slowness_mbit == one.slowness_mbit]
-    return f"as fast as {', '.join(dict.fromkeys(alike))} ({speed}), and {why}"
+    return f"as fast as {', '.join(dict.fromkeys(alike))} ({speed}), and {reason}"
 
 
 def _speed(offer: Address, reports: Mapping[str, Report]) -> str:

@@ -62,9 +62,9 @@ class _Node0:
         while missing := self._missing():
             now_s = time.monotonic()
             if now_s >= until_s:
-                why = f"{_named(missing)} of {self._me.node_count} did not come in time"
-                self._answer_all(why)
-                raise LaunchError(why, hint=f"they are to come to {_listens_at(self._listener)}; do they run?")
+                reason = f"{_named(missing)} of {self._me.node_count} did not come in time"
+                self._answer_all(reason)
+                raise LaunchError(reason, hint=f"they are to come to {_listens_at(self._listener)}; do they run?")
             notes.say(f"waiting for {_named(missing)} of {self._me.node_count} at {_listens_at(self._listener)}")
             self._send_off_late(now_s)
             for key, _ in self._selector.select(min(1.0, until_s - now_s)):
@@ -149,7 +149,7 @@ class _Node0:
         del self._strangers[connection]
         self._present[came.node_rank] = (connection, came.name)
 
-    def _tell_stranger(self, connection: socket.socket, why: str) -> None:
+    def _tell_stranger(self, connection: socket.socket, reason: str) -> None:
         """Says once of each host that it was turned away."""
         try:
             host, port = connection.getpeername()[:2]
@@ -158,7 +158,7 @@ class _Node0:
             return
         if host not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(host)
-            self._tell(f"a connection from {place_of(host, port)} to the rendezvous port was refused: {why}")
+            self._tell(f"a connection from {place_of(host, port)} to the rendezvous port was refused: {reason}")
 
     def _refusal_of(self, came: Presence) -> str | None:
         me = self._me

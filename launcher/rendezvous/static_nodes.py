@@ -102,13 +102,13 @@ def join_hosts(address: str, port: int, me: Presence, *, until_s: float, tell: C
     place = place_of(address, port)
     notes = Notes(tell)
     while True:
-        why = _come(address, port, me, until_s, notes)
-        if why is None:
+        reason = _come(address, port, me, until_s, notes)
+        if reason is None:
             return
         if time.monotonic() >= until_s:
-            reason = f"node 0 did not let all go in time at {place}: {why}"
-            raise LaunchError(reason, hint="does it run, and do all others?")
-        notes.say(f"waiting for node 0 at {place}: {why}")
+            message = f"node 0 did not let all go in time at {place}: {reason}"
+            raise LaunchError(message, hint="does it run, and do all others?")
+        notes.say(f"waiting for node 0 at {place}: {reason}")
         time.sleep(TRY_S)
 
 

@@ -87,13 +87,13 @@ class StaticRendezvous:
                 return bind_own(self._address, self._outside.port)
             except socket.gaierror as error:
                 # A pod may be up before its name is.
-                why = f"cannot resolve {self._address!r}, where the other nodes come: {error.strerror}"
+                reason = f"cannot resolve {self._address!r}, where the other nodes come: {error.strerror}"
                 now_s = time.monotonic()
                 if now_s >= until_s:
-                    raise LaunchError(why) from error
+                    raise LaunchError(reason) from error
                 if now_s >= note_at_s:
                     note_at_s = now_s + NOTE_S
-                    self._wait(why)
+                    self._wait(reason)
                 time.sleep(TRY_S)
 
     def _wait(self, text: str) -> None:

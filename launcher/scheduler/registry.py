@@ -76,8 +76,8 @@ def find_job(environ: Mapping[str, str], *, local_names: Collection[str]) -> Sch
 def _of_list(
     known: NodeList, name: str, environ: Mapping[str, str], local_names: Collection[str]
 ) -> SchedulerJob | None:
-    def alone(why: str, words: str) -> SchedulerJob:
-        remark = f"{name}: {why}: {_ALONE}; `dsrun {words} ...` names the hosts"
+    def alone(reason: str, words: str) -> SchedulerJob:
+        remark = f"{name}: {reason}: {_ALONE}; `dsrun {words} ...` names the hosts"
         return SchedulerJob(name=name, hosts=(), way="ssh", counts_gpus=False, remark=remark)
 
     try:

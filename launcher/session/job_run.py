@@ -185,9 +185,9 @@ class JobRun:
         match self._restarts.after(end):
             case Restart() as restart:
                 return restart
-            case GiveUp(why):
-                if why is not None:
-                    self._sink.note(f"not started again: {why}")
+            case GiveUp(reason):
+                if reason is not None:
+                    self._sink.note(f"not started again: {reason}")
                 elif self._policies.max_restarts:
                     self._sink.note(f"not started again: {_restarts(self._policies.max_restarts)} used")
                 elif report.is_hang:

@@ -123,14 +123,14 @@ def find_checkpoint(
     match answer:
         case HostAnswer(value=[*complete]):
             return ResumeSearch(next((point for point in newest_first if point.folder in complete), None))
-        case NoAnswer(reason=reason):
-            why = reason
+        case NoAnswer(reason=lost):
+            reason = lost
         case _:
-            why = "its answer makes no sense"
+            reason = "its answer makes no sense"
     here = [] if apart else [point for point in newest_first if is_complete(point.folder)]
     if here:
         return ResumeSearch(here[0])
-    return ResumeSearch(newest_first[0], f"{host.name} could not be asked whether it is still there: {why}")
+    return ResumeSearch(newest_first[0], f"{host.name} could not be asked whether it is still there: {reason}")
 
 
 def _find_in_store(point: ResumePoint) -> ResumeSearch:

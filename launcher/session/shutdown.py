@@ -88,37 +88,37 @@ class Shutdown:
         running = self._table.running_ranks()
         if running and not silent:
             self._sink.note(f"{failure}; stopping {count_ranks(running, which)} (grace {self._grace})")
-        self._ask(signal.SIGTERM, why=failure)
+        self._ask(signal.SIGTERM, reason=failure)
 
     def on_request(self, request: StopRequest) -> None:
         """Goes one step further, as the user asks. See [Note: one end told twice]."""
         is_first = self._table.user_stop is None
         self._table.user_stop = self._table.user_stop or request.stop
         if is_first and not request.at_once and self._step is _Step.ASKED and self._table.has_died_of(request.stop):
-            self._sink.note(f"{request.why}: the ranks are being stopped already; once more kills at once")
+            self._sink.note(f"{request.reason}: the ranks are being stopped already; once more kills at once")
             return
-        why, running = request.why, count_ranks(self._table.running_ranks())
+        reason, running = request.reason, count_ranks(self._table.running_ranks())
         if self._step is _Step.RUNNING and not request.at_once:
-            self._sink.note(f"{why}: stopping {running} (grace {self._grace}); once more kills at once")
-            self._ask(request.stop.signal, why=why)
+            self._sink.note(f"{reason}: stopping {running} (grace {self._grace}); once more kills at once")
+            self._ask(request.stop.signal, reason=reason)
         elif self._step in (_Step.RUNNING, _Step.ASKED):
             self._step = _Step.FORCED
-            self._sink.note(f"{why}: killing {running}")
-            self._sink.event("kill", why=why)
+            self._sink.note(f"{reason}: killing {running}")
+            self._sink.event("kill", why=reason)
             self._broadcast(Kill())
         elif not request.at_once:
             self._step = _Step.LEFT
-            self._sink.note(f"{why}: leaving; agents go on killing")
+            self._sink.note(f"{reason}: leaving; agents go on killing")
 
     def expect_end(self, link: Link) -> None:
         """Gives a host until the end of the grace, and a margin, to be done."""
         if link.deadline_s is None:
             link.deadline_s = time.monotonic() + self._grace_s + _END_MARGIN_S
 
-    def _ask(self, signum: int, *, why: str) -> None:
+    def _ask(self, signum: int, *, reason: str) -> None:
         self._step = _Step.ASKED
         self._table.stopped_at_s = time.time()
-        self._sink.event("stop", why=why, signal=signal_name(signum))
+        self._sink.event("stop", why=reason, signal=signal_name(signum))
         self._broadcast(Stop(signal=signum))
 
     def _broadcast(self, message: Stop | Kill) -> None:

@@ -22,12 +22,12 @@ class StopRequest:
 
     Attributes:
         stop: the signal and when it came.
-        why: words by which notes call the request, such as the signal's name.
+        reason: words by which notes call the request, such as the signal's name.
         at_once: whether the job ends at once, without grace.
     """
 
     stop: UserStop
-    why: str
+    reason: str
     at_once: bool
 
 
@@ -89,15 +89,15 @@ class UserRequests:
 
     # --- filled by the front end
 
-    def request_stop(self, signum: int, why: str | None = None) -> None:
+    def request_stop(self, signum: int, reason: str | None = None) -> None:
         """Asks for the end of the job, not only of its present attempt. See [Note: escalation] in shutdown.
 
         Args:
             signum: the signal the user sent: ranks get it too, and the exit code becomes 128 + signum.
-            why: words that notes use in place of the signal's name, where it was no signal; None uses the name.
+            reason: words that notes use in place of the signal's name, where it was no signal; None uses the name.
         """
         if self._reader is not None:
-            self._add_stop(signum, why or signal_name(signum), at_once=False)
+            self._add_stop(signum, reason or signal_name(signum), at_once=False)
         elif self.stop_before_start is None:
             self.stop_before_start = signum
 
@@ -179,11 +179,11 @@ class UserRequests:
         if self._stops == self.interrupts_given:
             self.stop = None
 
-    def _add_stop(self, signum: int, why: str, *, at_once: bool) -> None:
+    def _add_stop(self, signum: int, reason: str, *, at_once: bool) -> None:
         stop = UserStop(signal=signum, time_s=time.time())
         self._stops += 1
         self.stop = self.stop or stop
-        self._add(StopRequest(stop, why, at_once=at_once))
+        self._add(StopRequest(stop, reason, at_once=at_once))
 
     def _add(self, request: UserRequest) -> None:
         self._pending.append(request)

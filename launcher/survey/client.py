@@ -120,7 +120,7 @@ class Survey:
 
     def unreached(self) -> dict[str, NoAnswer]:
         """Returns the hosts that nothing can be asked of any more, by name."""
-        return {name: talk.why_over for name, talk in self._talks.items() if talk.why_over is not None}
+        return {name: talk.reason_over for name, talk in self._talks.items() if talk.reason_over is not None}
 
     def ask(
         self,
@@ -161,7 +161,7 @@ class _Talk:
     def __init__(self, host: HostSpec, transport: Transport, python: str, gate: threading.Semaphore) -> None:
         self.host = host
         #: Set for good once nothing can be asked any more.
-        self.why_over: NoAnswer | None = None
+        self.reason_over: NoAnswer | None = None
         self._transport = transport
         self._python = python
         self._gate = gate
@@ -175,7 +175,7 @@ class _Talk:
     def open(self) -> None:
         """Reaches the host and hears its first word."""
         with self._gate:
-            if self.why_over is not None:
+            if self.reason_over is not None:
                 return
             try:
                 channel = self._transport.start(self.host, isolated_command(self._python, SURVEY_SERVER))
@@ -184,7 +184,7 @@ class _Talk:
                 return
             with self._lock:
                 self._channel = channel
-                is_late = self.why_over is not None
+                is_late = self.reason_over is not None
             threading.Thread(target=self._read_stderr, args=(channel,), daemon=True).start()
             if is_late:
                 channel.kill()
@@ -201,13 +201,13 @@ class _Talk:
 
     def give_up_opening(self, patience_s: float) -> None:
         """Ends a talk that has not begun in time, which was `patience_s` long."""
-        if not self._is_open and self.why_over is None:
+        if not self._is_open and self.reason_over is None:
             self.end(NoAnswer(f"not reached within {patience_s:g} s", WAIT_LONGER, unreached=True))
 
     def ask(self, question: str, arguments: Arguments) -> Answer:
         """Asks, and waits for the answer."""
-        if self.why_over is not None or self._channel is None:
-            return self.why_over or NoAnswer("not reached", unreached=True)
+        if self.reason_over is not None or self._channel is None:
+            return self.reason_over or NoAnswer("not reached", unreached=True)
         line = json.dumps({"ask": question, "arguments": arguments}).encode() + b"\n"
         asked_s = time.time()
         try:
@@ -223,10 +223,10 @@ class _Talk:
             return NoAnswer(said["fault"], said["hint"])
         return HostAnswer(said["answer"], asked_s, time.time())
 
-    def end(self, why: NoAnswer) -> None:
+    def end(self, reason: NoAnswer) -> None:
         """Ends the talk before its time; may be called beside a method that blocks, which then returns."""
         with self._lock:
-            self.why_over = self.why_over or why
+            self.reason_over = self.reason_over or reason
             channel = self._channel
         if channel is not None:
             channel.kill()
@@ -266,15 +266,15 @@ class _Talk:
             return NoAnswer(f"answered {shown!r}, which is no word of dsrun's", "what does its shell print at login?")
         return value
 
-    def _lost(self, why: str | None) -> NoAnswer:
+    def _lost(self, reason: str | None) -> NoAnswer:
         """Says why a talk ended that should have gone on."""
         assert self._channel is not None, "there was a channel"
         self._stderr_over.wait(_CLOSE_PATIENCE_S)
         status = self._channel.wait(_CLOSE_PATIENCE_S)
-        if why is None and status is not None and not (self._is_open or self._last_lines):
+        if reason is None and status is not None and not (self._is_open or self._last_lines):
             reason = f"{self._python} there ended with status {status} before its first word"
             return NoAnswer(reason, "is it a Python that has dsrun? `python=` in the hostfile names another")
-        return why_lost(self._python, why, status=status, last_lines=self._last_lines)
+        return why_lost(self._python, reason, status=status, last_lines=self._last_lines)
 
     def _read_stderr(self, channel: Channel) -> None:
         held = b""
@@ -293,12 +293,12 @@ class _Talk:
         self._last_lines = [*self._last_lines, *(line for line in shown if line)][-_KEPT_LINES:]
 
 
-def why_lost(python: str, why: str | None, *, status: int | None, last_lines: Sequence[str]) -> NoAnswer:
+def why_lost(python: str, reason: str | None, *, status: int | None, last_lines: Sequence[str]) -> NoAnswer:
     """Says why a surveyor ended, from what it left.
 
     Args:
         python: the interpreter that ran it.
-        why: description of what this end saw go wrong; None if it saw nothing.
+        reason: description of what this end saw go wrong; None if it saw nothing.
         status: its exit code, None if unknown.
         last_lines: last lines of the surveyor's stderr.
     """
@@ -309,9 +309,9 @@ def why_lost(python: str, why: str | None, *, status: int | None, last_lines: Se
     if last.startswith(("ModuleNotFoundError:", "ImportError:")):
         reason = f"{python} there cannot import dsrun: {last.partition(': ')[2]}"
         return NoAnswer(reason, "install dsrun for it, or name another with `python=` in the hostfile")
-    if why is None:
-        why = "the connection was lost" if status is None else f"its surveyor ended with status {status}"
-    return NoAnswer(f"{why}: {last}" if last else why)
+    if reason is None:
+        reason = "the connection was lost" if status is None else f"its surveyor ended with status {status}"
+    return NoAnswer(f"{reason}: {last}" if last else reason)
 
 
 def _all_at_once(

@@ -51,9 +51,9 @@ def changed_dtypes(model: nn.Module, config: Config, precision: PrecisionPolicy)
             if tensor.is_floating_point() and tensor.dtype not in (to, torch.float32):
                 changes.setdefault((tensor.dtype, to), []).append(name)
         for (built, to), names in changes.items():
-            why = _reason(config, precision, noun, built, to)
+            reason = _reason(config, precision, noun, built, to)
             now = f"{'are' if len(names) > 1 else 'is'} {_said(to)} here"
-            lines.append(f"dsrun: {_counted(names, noun)} built in {_said(built)} and {now}: {why}")
+            lines.append(f"dsrun: {_counted(names, noun)} built in {_said(built)} and {now}: {reason}")
     return lines
 
 

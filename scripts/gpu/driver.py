@@ -106,8 +106,8 @@ def run_all(
     rows: dict[str, Row] = report.setdefault("parts", {})
     for index, part in enumerate(parts):
         if refusal is not None:
-            why = f"nothing can run here: see {parts[0].name}"
-            rows[part.name] = {"state": "not run", "why": why} if index else {"state": "failed", "why": refusal}
+            reason = f"nothing can run here: see {parts[0].name}"
+            rows[part.name] = {"state": "not run", "why": reason} if index else {"state": "failed", "why": refusal}
         elif isinstance(part, Comparison):
             rows[part.name] = part.row(rows)
         elif part.again is not None and rows.get(part.again, {}).get("state") == "failed":
@@ -149,9 +149,9 @@ def run_part(part: Part, *, patience_s: float, grace_s: float = _GRACE_S) -> Row
             return {"state": "failed", "why": f"could not be started: {error}"}
         try:
             process.wait(limit_s)
-            why = _why_of(process.returncode)
+            reason = _why_of(process.returncode)
         except subprocess.TimeoutExpired:
-            why = f"not done after {limit_s:.0f} s"
+            reason = f"not done after {limit_s:.0f} s"
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(grace_s)
@@ -161,13 +161,13 @@ def run_part(part: Part, *, patience_s: float, grace_s: float = _GRACE_S) -> Row
         result = _result_in(_text_of(out))
         if result is not None:
             row["result"] = result
-        if why is None and result is None:
-            why = "it ended well, but printed no result"
+        if reason is None and result is None:
+            reason = "it ended well, but printed no result"
         if left:
             row["left"] = "processes, which were ended"
-        if why is not None:
+        if reason is not None:
             said = _text_of(talk)[-4000:] or _text_of(out)[-4000:]
-            row |= {"state": "failed", "why": (result or {}).get("why", why), "said": said}
+            row |= {"state": "failed", "why": (result or {}).get("why", reason), "said": said}
         return row
 
 
@@ -235,9 +235,9 @@ def _text_of(file: IO[str]) -> str:
 
 def _line(name: str, row: Row) -> str:
     said = row.get("said", "").strip().splitlines()
-    why = f": {row['why']}" if "why" in row else ""
+    reason = f": {row['why']}" if "why" in row else ""
     seconds = f" ({row['seconds']:.0f} s)" if "seconds" in row else ""
-    return f"{name}: {row['state']}{seconds}{why}" + "".join(f"\n    {line}" for line in said[-12:])
+    return f"{name}: {row['state']}{seconds}{reason}" + "".join(f"\n    {line}" for line in said[-12:])
 
 
 def _write(out: Path, report: Mapping[str, Any]) -> None:

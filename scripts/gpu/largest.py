@@ -42,7 +42,7 @@ def main() -> None:
 
     for found in search(attempt, first=args.from_layers or shape.layers, most=args.most_layers):
         parameters = None if found.layers is None else shape.with_layers(found.layers).numel()
-        then = {"layers": found.next, "why": found.why}
+        then = {"layers": found.next, "why": found.reason}
         result = {"contender": args.contender, "layers": found.layers, "parameters": parameters, "then": then}
         print(json.dumps(result), flush=True)
 
@@ -54,12 +54,12 @@ class Found:
     Attributes:
         layers: largest number of blocks that worked; None before any did.
         next: the number that is tried behind it, or was and did not go.
-        why: reason that `next` blocks did not work, or a note that they were not tried.
+        reason: reason that `next` blocks did not work, or a note that they were not tried.
     """
 
     layers: int | None
     next: int
-    why: str
+    reason: str
 
 
 def search(attempt: Callable[[int], str | None], *, first: int, most: int) -> Iterator[Found]:
@@ -72,16 +72,16 @@ def search(attempt: Callable[[int], str | None], *, first: int, most: int) -> It
     """
     best: int | None = None
     least_failed: int | None = None
-    why = ""
+    reason = ""
     layers = first
     while layers <= most and (least_failed is None or layers < least_failed):
         failure = attempt(layers)
         if failure is None:
             best, layers = layers, max(layers + 1, int(_GROWTH * layers))
-            yield Found(best, least_failed or layers, why or "it was not tried")
+            yield Found(best, least_failed or layers, reason or "it was not tried")
             continue
-        least_failed, why = layers, failure
-        yield Found(best, least_failed, why)
+        least_failed, reason = layers, failure
+        yield Found(best, least_failed, reason)
         if best is not None or layers == 1:
             return
         layers //= 2

@@ -205,20 +205,20 @@ def _report(tests: dict[str, Test], deaths: list[str], errors: dict[str, str]) -
         report["deaths"] = deaths
     if errors:
         report["errors"] = errors
-    why: list[str] = []
+    reasons: list[str] = []
     if errors:
-        why.append(f"could not be collected: {', '.join(errors)}")
+        reasons.append(f"could not be collected: {', '.join(errors)}")
     if not tests:
-        why.append("no test was collected")
+        reasons.append("no test was collected")
     if counts["failed"]:
-        why.append(f"{counts['failed']} failed: {', '.join(t.id for t in tests.values() if t.state == 'failed')}")
+        reasons.append(f"{counts['failed']} failed: {', '.join(t.id for t in tests.values() if t.state == 'failed')}")
     if counts["not run"]:
-        why.append(f"{counts['not run']} not run")
-    why += [death for death in deaths if not counts["failed"]]
-    if tests and not why and not counts["passed"]:
-        why.append(f"all were skipped: {next(iter(tests.values())).message}")
-    if why:
-        report["why"] = "; ".join(why)
+        reasons.append(f"{counts['not run']} not run")
+    reasons += [death for death in deaths if not counts["failed"]]
+    if tests and not reasons and not counts["passed"]:
+        reasons.append(f"all were skipped: {next(iter(tests.values())).message}")
+    if reasons:
+        report["why"] = "; ".join(reasons)
     return report
 
 

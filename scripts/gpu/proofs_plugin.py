@@ -92,8 +92,8 @@ class _Log:
         self._write(event="warning", id=nodeid, message=f"{category}: {warning_message.message}"[:_MOST])
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        if self._failed and (why := _why_lost()) is not None:
-            self._write(event="lost", id=nodeid, message=why)
+        if self._failed and (reason := _why_lost()) is not None:
+            self._write(event="lost", id=nodeid, message=reason)
             # Not sys.exit: destructors of what is on the device may hang.
             os._exit(LOST)
 

@@ -103,8 +103,8 @@ def gpus_in_words(indices: Sequence[int]) -> str:
     return f"GPU{'' if len(indices) == 1 else 's'} {number_ranges(indices)}"
 
 
-def _of(kind: Kind, gpus: Sequence[int], why: str) -> LeftOutGpus:
+def _of(kind: Kind, gpus: Sequence[int], reason: str) -> LeftOutGpus:
     fix = _FIXES[kind].replace("GPU_INDEX", ",".join(map(str, gpus)))
     return LeftOutGpus(
-        kind=kind, gpus=tuple(gpus), count=len(gpus), text=f"{gpus_in_words(gpus)} left out: {why}", fix=fix
+        kind=kind, gpus=tuple(gpus), count=len(gpus), text=f"{gpus_in_words(gpus)} left out: {reason}", fix=fix
     )

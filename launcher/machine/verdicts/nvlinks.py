@@ -113,8 +113,8 @@ def access_remarks(gpu: Gpu, *, virtual: bool | None) -> Iterator[Remark]:
     # Slices of a GPU in MIG mode never have any.
     if not refused or (gpu.state is not None and gpu.state.mig_enabled):
         return
-    why = ", ".join(_NO_ACCESS[word] for word in sorted(refused))
-    text = f"without access to the memory of other GPUs ({why}): copies go through the host"
+    reason = ", ".join(_NO_ACCESS[word] for word in sorted(refused))
+    text = f"without access to the memory of other GPUs ({reason}): copies go through the host"
     if "DR" in refused:
         fix = "remove what switches it off from the driver's options: `grep -r nvidia /etc/modprobe.d`"
         yield "amber", text, fix, "peer_access"

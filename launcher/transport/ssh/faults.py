@@ -41,10 +41,10 @@ def no_answer(host: HostSpec, timeout_s: float, *, during: str = "") -> LaunchEr
     )
 
 
-def unreachable(host: HostSpec, why: str) -> NotYet:
+def unreachable(host: HostSpec, reason: str) -> NotYet:
     """The network has no way there."""
     return NotYet(
-        f"host {host.name}: cannot reach {_place(host)}: {why}",
+        f"host {host.name}: cannot reach {_place(host)}: {reason}",
         hint="see the host's address (`addr=` in the hostfile) and this machine's routes",
     )
 

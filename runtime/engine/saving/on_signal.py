@@ -61,8 +61,8 @@ class SaveOnSignal:
     ) -> None:
         """Begins to note signals, see `Engine.save_on_signal`."""
         place = place_given(save_dir, who="save_on_signal: save_dir")
-        if isinstance(place, Path) and (why := why_not_saved_to(place)) is not None:
-            raise InputError(f"save_on_signal: {save_dir}: {why}", hint="name a folder that all ranks can write to")
+        if isinstance(place, Path) and (reason := why_not_saved_to(place)) is not None:
+            raise InputError(f"save_on_signal: {save_dir}: {reason}", hint="name a folder that all ranks can write to")
         self.forget()
         me = ref(self)
         self._signals = StopSignals(signals, is_wanted=lambda: me() is not None)

@@ -140,13 +140,13 @@ class Speculation:
         if future is not None and not future.cancel():
             wait([future])
 
-    def give_up(self, why: Reason) -> None:
+    def give_up(self, reason: Reason) -> None:
         """What was stepped ahead does not count; returns when nothing reads gradients or states any more."""
         assumption, self._assumption = self._assumption, None
         self._last_share = 0.0
         self._gradients.is_last = False
         if assumption is not None and self._futures:
-            self._note(why)
+            self._note(reason)
         for index in list(self._futures):
             self.changes(index)
 
@@ -241,12 +241,12 @@ class Speculation:
             out_N[item.end :].zero_()
         return RangeAhead(done)
 
-    def _note(self, why: Reason | None) -> None:
-        self._last.append(why is not None)
-        if why is None:
+    def _note(self, reason: Reason | None) -> None:
+        self._last.append(reason is not None)
+        if reason is None:
             self._accepted += 1
             return
-        self._redone[why] = self._redone.get(why, 0) + 1
+        self._redone[reason] = self._redone.get(reason, 0) + 1
         if len(self._last) == _WINDOW and sum(self._last) > _MOST:
             reasons = ", ".join(f"{reason}: {count}" for reason, count in self._redone.items())
             self._say(

@@ -198,9 +198,9 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _refusal(optimizer: optim.Optimizer, why: str) -> ModelError:
+def _refusal(optimizer: optim.Optimizer, reason: str) -> ModelError:
     return ModelError(
-        f"optimizer: {type(optimizer).__name__} {why}, and the host steps parts of tensors one by one",
+        f"optimizer: {type(optimizer).__name__} {reason}, and the host steps parts of tensors one by one",
         hint="choose an elementwise optimizer (AdamW, Lion, SGD; counts in the state of each parameter), or leave "
         "`offload_optimizer` out",
     )

@@ -136,8 +136,8 @@ def choose_kernel(call: AttentionCall, *, allowed: Mapping[AttentionKernel, bool
         first = obstacles.get("efficient") if call.device_type == "cuda" else obstacles.get("flash")
         return KernelChoice(kernel, f"no fused kernel can: {first}", obstacles)
     left_out = "" if order[-1] != "math" else f"; math would hold the {call.queries:,} x {call.keys:,} matrix"
-    why = "fastest on this GPU" if kernel == "cudnn" and len(order) > 2 else "fused"
-    return KernelChoice(kernel, why + left_out, obstacles)
+    reason = "fastest on this GPU" if kernel == "cudnn" and len(order) > 2 else "fused"
+    return KernelChoice(kernel, reason + left_out, obstacles)
 
 
 def _by_speed(call: AttentionCall) -> tuple[AttentionKernel, ...]:

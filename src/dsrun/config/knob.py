@@ -73,7 +73,7 @@ class Knob:
         unit: unit of the value, e.g. `elements`, `steps`.
         effect: cost or gain of the key in memory, speed or numbers; None where nothing is said about it.
         status: level of support for the key in dsrun; None for the level of the section.
-        why: explanation of a status other than works: what is missing, or the reason that the key has no meaning.
+        reason: explanation of a status other than works: what is missing, or the reason that the key has no meaning.
         harmless: ignoring the value changes no result, so a planned key is a note and no error.
         idle: values that ask for nothing, besides the default.
         planned: values of a key that works which a later version takes; refused, as a planned key is.
@@ -91,7 +91,7 @@ class Knob:
     unit: str | None = None
     effect: str | None = None
     status: Status | None = None
-    why: str | None = None
+    reason: str | None = None
     harmless: bool = False
     idle: tuple[Any, ...] = ()
     planned: tuple[Any, ...] = ()
@@ -109,7 +109,7 @@ def knob(
     unit: str | None = None,
     effect: str | None = None,
     status: Status | None = None,
-    why: str | None = None,
+    reason: str | None = None,
     harmless: bool = False,
     idle: tuple[Any, ...] = (),
     planned: tuple[Any, ...] = (),
@@ -126,7 +126,7 @@ def knob(
         unit=unit,
         effect=effect,
         status=status,
-        why=why,
+        reason=reason,
         harmless=harmless,
         idle=idle,
         planned=planned,
@@ -147,7 +147,7 @@ class Section(BaseModel):
     #: Status of fields that state none.
     default_status: ClassVar[Status] = Status.WORKS
     #: Why, for fields that state no reason.
-    default_why: ClassVar[str] = ""
+    default_reason: ClassVar[str] = ""
     #: Key that switches the section on, and the value that means off; other keys matter only while it is on.
     switch: ClassVar[tuple[str, Any] | None] = None
     #: Keys that are gone upstream, each with what to do instead.
@@ -177,7 +177,7 @@ class Section(BaseModel):
     @classmethod
     def why_of(cls, name: str) -> str:
         """Why the field does not work, where it does not."""
-        return cls.knob_of(name).why or cls.default_why
+        return cls.knob_of(name).reason or cls.default_reason
 
 
 _S = TypeVar("_S", bound=Section)

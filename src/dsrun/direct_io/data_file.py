@@ -114,9 +114,9 @@ def check_room(files: Sequence[DataFile], sizes: Sequence[int], *, what: str, ca
             raise _no_room(folder, missing[number], free, what, os.strerror(errno.ENOSPC))
 
 
-def _no_room(folder: str, needed: int, free: int, what: str, why: str | None) -> OffloadError:
+def _no_room(folder: str, needed: int, free: int, what: str, reason: str | None) -> OffloadError:
     return OffloadError(
-        f"{folder}: {what} need {format_bytes(needed)} there; {format_bytes(free)} are free ({why})",
+        f"{folder}: {what} need {format_bytes(needed)} there; {format_bytes(free)} are free ({reason})",
         hint="make room, name another path or several, or keep more in memory",
     )
 

@@ -26,7 +26,7 @@ CLOSED = "closed"
 )
 def test_one_wish_is_passed_on_once(events: list[int | str], requests: list[int], exit_code: int) -> None:
     passed: list[int] = []
-    stops = StopRequests(lambda signum, why: passed.append(signum))
+    stops = StopRequests(lambda signum, reason: passed.append(signum))
     for event in events:
         if isinstance(event, str):
             stops.output_closed()
@@ -40,7 +40,7 @@ def test_one_wish_is_passed_on_once(events: list[int | str], requests: list[int]
 def test_signals_are_caught_inside_the_block_only() -> None:
     passed: list[int] = []
     handlers = [signal.getsignal(signum) for signum in (INT, TERM, HUP)]
-    with StopRequests(lambda signum, why: passed.append(signum)).catching_signals():
+    with StopRequests(lambda signum, reason: passed.append(signum)).catching_signals():
         for signum in (TERM, HUP, INT):
             os.kill(os.getpid(), signum)
     assert passed == [TERM, HUP, INT]
@@ -54,7 +54,7 @@ def test_a_hangup_ignored_by_nohup_stays_so_and_an_interrupt_ignored_by_a_shell_
     passed: list[int] = []
     before = signal.signal(ignored, signal.SIG_IGN)
     try:
-        with StopRequests(lambda signum, why: passed.append(signum)).catching_signals():
+        with StopRequests(lambda signum, reason: passed.append(signum)).catching_signals():
             os.kill(os.getpid(), ignored)
         assert passed == passed_on
         assert signal.getsignal(ignored) == signal.SIG_IGN
@@ -90,7 +90,7 @@ class Job:
 def test_signals_that_are_no_wish_to_stop_reach_the_job(sent: signal.Signals, asked: tuple[str, int | str]) -> None:
     job, stops = Job(), []
     before = signal.getsignal(sent)
-    with StopRequests(lambda signum, why: stops.append(signum)).catching_signals(job):
+    with StopRequests(lambda signum, reason: stops.append(signum)).catching_signals(job):
         os.kill(os.getpid(), sent)
     assert (job.asked, stops) == ([asked], [])
     assert signal.getsignal(sent) == before
@@ -99,7 +99,7 @@ def test_signals_that_are_no_wish_to_stop_reach_the_job(sent: signal.Signals, as
 def test_an_interrupt_after_a_quit_is_passed_on_so_that_the_session_may_leave() -> None:
     job = Job()
     passed: list[int] = []
-    with StopRequests(lambda signum, why: passed.append(signum)).catching_signals(job):
+    with StopRequests(lambda signum, reason: passed.append(signum)).catching_signals(job):
         os.kill(os.getpid(), signal.SIGQUIT)
         os.kill(os.getpid(), INT)
     assert (job.asked, passed) == ([("kill", signal.SIGQUIT)], [INT])
@@ -107,7 +107,9 @@ def test_an_interrupt_after_a_quit_is_passed_on_so_that_the_session_may_leave() 
 
 def test_a_signal_of_a_known_sender_is_passed_on_by_its_name() -> None:
     passed: list[tuple[int, str | None]] = []
-    stops = StopRequests(lambda signum, why: passed.append((signum, why)), names={signal.SIGTERM: "SIGTERM from Slurm"})
+    stops = StopRequests(
+        lambda signum, reason: passed.append((signum, reason)), names={signal.SIGTERM: "SIGTERM from Slurm"}
+    )
     with stops.catching_signals():
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), INT)

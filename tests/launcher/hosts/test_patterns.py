@@ -35,7 +35,7 @@ def test_names_and_addresses_pass_as_they_are(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "start", "why"),
+    ("name", "start", "reason"),
     [
         ("-oProxyCommand=x", 0, "it begins like an option"),
         ("--help", 0, "it begins like an option"),
@@ -58,12 +58,12 @@ def test_names_and_addresses_pass_as_they_are(name: str) -> None:
         ("n" * 254, 0, ""),
     ],
 )
-def test_what_reads_as_an_option_shell_text_or_a_path_is_no_name(name: str, start: int, why: str) -> None:
+def test_what_reads_as_an_option_shell_text_or_a_path_is_no_name(name: str, start: int, reason: str) -> None:
     with pytest.raises(Misread) as caught:
         check_name(name)
     assert caught.value.start == start
     assert "is no host name" in caught.value.message
-    assert caught.value.message.endswith(why)
+    assert caught.value.message.endswith(reason)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_ranges_and_lists_expand_in_order(pattern: str, names: list[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("pattern", "start", "width", "why"),
+    ("pattern", "start", "width", "reason"),
     [
         ("w[0-3", 1, 1, "is not closed"),
         ("w0-3]", 4, 1, "was not opened"),
@@ -139,11 +139,11 @@ def test_ranges_and_lists_expand_in_order(pattern: str, names: list[str]) -> Non
         ("w[" + ",".join(["0-9999"] * 9) + "]", 2, None, f"more than {MAX_HOSTS} hosts"),
     ],
 )
-def test_broken_and_endless_ranges_are_refused(pattern: str, start: int, width: int | None, why: str) -> None:
+def test_broken_and_endless_ranges_are_refused(pattern: str, start: int, width: int | None, reason: str) -> None:
     with pytest.raises(Misread) as caught:
         expand_names(pattern)
     assert (caught.value.start, caught.value.width) == (start, width)
-    assert why in caught.value.message
+    assert reason in caught.value.message
 
 
 def test_blanks_around_numbers_do_not_count_and_places_do() -> None:

@@ -75,20 +75,20 @@ def test_this_machine_is_asked_for_what_its_own_ranks_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "reason"),
     [
         ({"left_out": (LeftOut(index=2, reason="GPU is lost", is_forbidden=False),)}, "GPU 2 left out: the driver"),
         ({"unlisted": 1}, "a GPU left out: the driver does not list it"),
         ({"slices": ()}, "GPU 1 left out: in MIG mode without slices"),
     ],
 )
-def test_a_rank_for_each_gpu_is_refused_where_one_of_them_is_left_out(change: dict[str, Any], why: str) -> None:
+def test_a_rank_for_each_gpu_is_refused_where_one_of_them_is_left_out(change: dict[str, Any], reason: str) -> None:
     change = dict(change)
     slices = change.pop("slices", None)
     whole = gpu_report(1 if slices is not None else 2)
     report = replace(whole, places=(whole.places[0], replace(whole.places[1], slices=slices)), **change)
     count = report.usable_count
-    said = f"hosts:1: {count + 1} ranks, one a GPU, and {count} can be used: {why}"
+    said = f"hosts:1: {count + 1} ranks, one a GPU, and {count} can be used: {reason}"
     with pytest.raises(UsageError, match=said) as one:
         demand_of([here(count + 1)], report)
     assert one.value.problems[0].hint is not None

@@ -123,7 +123,7 @@ def test_a_host_0_that_never_comes_is_named_with_what_was_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stranger", "why"),
+    ("stranger", "reason"),
     [
         (host(1, job="other"), "another job's nodes gather there"),
         (host(1, count=4), "node 0 counts 3 nodes with 2 ranks each, this one 4 with 2"),
@@ -133,10 +133,10 @@ def test_a_host_0_that_never_comes_is_named_with_what_was_seen() -> None:
     ids=["job", "hosts", "ranks", "number"],
 )
 def test_who_does_not_belong_is_turned_away_with_the_reason(
-    listener: socket.socket, stranger: Presence, why: str
+    listener: socket.socket, stranger: Presence, reason: str
 ) -> None:
     first = waiting(listener)
-    assert str(coming(listener, stranger).end()) == f"node 0 does not let this one in: {why}"
+    assert str(coming(listener, stranger).end()) == f"node 0 does not let this one in: {reason}"
     assert first.goes_on
     ends = [coming(listener, host(number)) for number in (1, 2)]
     assert [one.end() for one in (first, *ends)] == [None, None, None]

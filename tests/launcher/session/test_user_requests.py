@@ -32,7 +32,9 @@ class Reader:
 
     def said(self) -> list[object]:
         """What was taken, stops without their time."""
-        return [(one.stop.signal, one.why, one.at_once) if isinstance(one, StopRequest) else one for one in self.taken]
+        return [
+            (one.stop.signal, one.reason, one.at_once) if isinstance(one, StopRequest) else one for one in self.taken
+        ]
 
 
 def test_requests_go_to_the_session_that_is_there_in_the_order_they_came() -> None:

@@ -87,17 +87,17 @@ def test_a_host_that_answers_too_late_is_given_up() -> None:
 def test_a_host_without_a_first_word_is_given_up_with_the_way_out() -> None:
     channels = RememberingChannels(_Town(silent=[sys.executable, "-c", "import sys; sys.stdin.buffer.read()"]))
     with Survey([host("silent")], channels, python=sys.executable, first_word_s=0.2) as survey:
-        why = survey.unreached()["silent"]
-    assert (why.reason, why.hint) == ("not reached within 0.2 s", "`--start-timeout 2m` waits longer")
+        answer = survey.unreached()["silent"]
+    assert (answer.reason, answer.hint) == ("not reached within 0.2 s", "`--start-timeout 2m` waits longer")
     channels.end_all()
 
 
 def test_an_interpreter_without_dsrun_is_told_with_the_way_out() -> None:
     words = [sys.executable, "-I", "-S", "-c", "import dsrun.launcher.survey.server"]
     with Survey([host("bare", python="/opt/py/bin/python")], _Town(bare=words), python="python3") as survey:
-        why = survey.unreached()["bare"]
-    assert why.reason == "/opt/py/bin/python there cannot import dsrun: No module named 'dsrun'"
-    assert why.hint == "install dsrun for it, or name another with `python=` in the hostfile"
+        answer = survey.unreached()["bare"]
+    assert answer.reason == "/opt/py/bin/python there cannot import dsrun: No module named 'dsrun'"
+    assert answer.hint == "install dsrun for it, or name another with `python=` in the hostfile"
 
 
 def test_a_shell_that_talks_at_login_is_told() -> None:
@@ -107,10 +107,10 @@ def test_a_shell_that_talks_at_login_is_told() -> None:
 
 def test_a_program_that_is_no_python_is_told_with_the_way_out() -> None:
     with Survey([host("odd", python="/bin/true")], _Town(odd=["true"]), python="python3") as survey:
-        why = survey.unreached()["odd"]
-    assert why.reason == "/bin/true there ended with status 0 before its first word"
-    assert why.hint is not None
-    assert "`python=`" in why.hint
+        answer = survey.unreached()["odd"]
+    assert answer.reason == "/bin/true there ended with status 0 before its first word"
+    assert answer.hint is not None
+    assert "`python=`" in answer.hint
 
 
 def test_another_dsrun_is_told() -> None:

@@ -37,4 +37,4 @@ def test_where_not_even_one_block_goes_there_is_no_number() -> None:
 def test_more_than_was_asked_for_is_not_tried(most: int) -> None:
     tried, last = found(fits=100, first=2, most=most)
     assert tried == list(range(2, most + 1))
-    assert (last.layers, last.why) == (most, "it was not tried")
+    assert (last.layers, last.reason) == (most, "it was not tried")

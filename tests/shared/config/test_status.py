@@ -15,7 +15,7 @@ from dsrun.config.text.source import read_source
 class Store(Section):
     """Where something lives."""
 
-    default_why = "move it to a drive"
+    default_reason = "move it to a drive"
     switch = ("device", "none")
 
     device: Annotated[Literal["none", "cpu", "nvme"], knob("Where it lives.", planned=("nvme",))] = "none"

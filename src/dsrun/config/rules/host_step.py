@@ -51,8 +51,8 @@ def check_host_step(config: Training, report: Report, place_of: PlaceOf) -> None
         )
     narrow = _narrow(config)
     if narrow is not None:
-        key, why, hint = narrow
-        message = f"`{_OPTIMIZER}` is {device}, and `{key}` keeps masters or sums in 16 bits, {why}"
+        key, reason, hint = narrow
+        message = f"`{_OPTIMIZER}` is {device}, and `{key}` keeps masters or sums in 16 bits, {reason}"
         report.error(Code.COMBINATION, _OPTIMIZER, message, place_of(_OPTIMIZER), hint)
     _state_format(config, report, place_of)
     _split_master(config, report, place_of)
@@ -69,9 +69,9 @@ def _narrow(config: Training) -> tuple[str, str, str] | None:
             return name, masters, f'leave `{name}` out; `{_FORMAT}` "bf16" or "int8" halves or quarters the states'
     if config.data_types.grad_accum_dtype not in (None, "fp32"):
         key = "data_types.grad_accum_dtype"
-        why = "and sums leave the GPU as the fp32 numbers that their norm is taken of"
+        reason = "and sums leave the GPU as the fp32 numbers that their norm is taken of"
         hint = f"leave `{key}` out; one large micro batch a step needs no sums at all"
-        return key, why, hint
+        return key, reason, hint
     return None
 
 
@@ -114,7 +114,7 @@ def _split_master(config: Training, report: Report, place_of: PlaceOf) -> None:
         f"`ratio` beside it is {section.ratio}: masters that stay on the GPU are whole": section.ratio != 1,
         "`super_offload` beside it is true, which keeps whole masters twice": section.super_offload,
     }
-    for why, holds in reasons.items():
+    for reason, holds in reasons.items():
         if holds:
-            message = f"`{_SPLIT}` is true, and {why}"
+            message = f"`{_SPLIT}` is true, and {reason}"
             report.error(Code.COMBINATION, _SPLIT, message, place_of(_SPLIT), "leave out one of them")

@@ -30,11 +30,11 @@ def check_placement(config: Training, report: Report, place_of: Callable[[str], 
     for name in OffloadPlacement.model_fields:
         if getattr(section, name) != getattr(usual, name):
             key = f"{_SECTION}.{name}"
-            why = "nothing leaves the GPU" if optimizer.device == "none" else "`ratio` says what stays"
+            reason = "nothing leaves the GPU" if optimizer.device == "none" else "`ratio` says what stays"
             report.warning(
                 Code.NO_EFFECT,
                 key,
-                f"`{key}` has no effect: {why}",
+                f"`{key}` has no effect: {reason}",
                 place_of(key),
                 'set `offload_optimizer.ratio` to "auto", or leave the key out',
             )

@@ -18,7 +18,7 @@ class ParallelWrite(Section):
     """Who writes what."""
 
     default_status = Status.PLANNED
-    default_why = "train with pipeline stages"
+    default_reason = "train with pipeline stages"
 
     pipeline_stage: Annotated[Flag, knob("Every data-parallel rank writes a part of its pipeline stage.")] = False
 
@@ -27,7 +27,7 @@ class Writer(Section):
     """Buffers of the writer."""
 
     default_status = Status.NO_MEANING
-    default_why = _SAFETENSORS
+    default_reason = _SAFETENSORS
 
     type: Annotated[Literal["mock", "python", "fast"], knob("Writer by name.")] = "fast"
     io_buffer_size: Annotated[Positive, knob("Size of a write buffer.", unit="bytes")] = 64 << 20
@@ -133,7 +133,7 @@ class Checkpoint(Section):
         knob(
             "Load a checkpoint converted to DeepSpeed's universal format.",
             status=Status.NO_MEANING,
-            why="every dsrun checkpoint loads on any number of ranks without conversion",
+            reason="every dsrun checkpoint loads on any number of ranks without conversion",
         ),
     ] = False
     use_node_local_storage: Annotated[
@@ -141,12 +141,14 @@ class Checkpoint(Section):
         knob(
             "Every node has its own folder for checkpoints, not a shared one.",
             status=Status.PLANNED,
-            why="save to storage that the nodes do not share",
+            reason="save to storage that the nodes do not share",
         ),
     ] = False
     parallel_write: Annotated[ParallelWrite, knob("Who writes what.")] = unset(ParallelWrite)
     checkpoint_serialization: Annotated[
         Flag,
-        knob("Use torch's own serialisation.", status=Status.NO_MEANING, why=_SAFETENSORS, idle=(True,)),
+        knob("Use torch's own serialisation.", status=Status.NO_MEANING, reason=_SAFETENSORS, idle=(True,)),
     ] = True
-    writer: Annotated[Writer | None, knob("Buffers of the writer.", status=Status.NO_MEANING, why=_SAFETENSORS)] = None
+    writer: Annotated[Writer | None, knob("Buffers of the writer.", status=Status.NO_MEANING, reason=_SAFETENSORS)] = (
+        None
+    )

@@ -13,7 +13,7 @@ class RandomLtd(Section):
     """Layers that see a random part of the tokens."""
 
     default_status = Status.PLANNED
-    default_why = _RANDOM_LTD
+    default_reason = _RANDOM_LTD
     switch = ("enabled", False)
 
     enabled: Annotated[Flag, knob("Drop tokens at random in the middle layers.", users=(11, 2))] = False
@@ -33,7 +33,7 @@ class DataRouting(Section):
     """Which layers see which tokens."""
 
     default_status = Status.PLANNED
-    default_why = _RANDOM_LTD
+    default_reason = _RANDOM_LTD
     switch = ("enabled", False)
 
     enabled: Annotated[Flag, knob("Route tokens.", users=(11, 2))] = False
@@ -44,7 +44,7 @@ class CurriculumLearning(Section):
     """Easy samples first."""
 
     default_status = Status.PLANNED
-    default_why = _CURRICULUM
+    default_reason = _CURRICULUM
     switch = ("enabled", False)
 
     enabled: Annotated[Flag, knob("Sample by difficulty.", users=(6, 2))] = False
@@ -56,7 +56,7 @@ class DynamicBatching(Section):
     """Batches of about equal numbers of tokens."""
 
     default_status = Status.PLANNED
-    default_why = "size batches by tokens"
+    default_reason = "size batches by tokens"
     switch = ("enabled", False)
 
     enabled: Annotated[Flag, knob("Size batches by tokens.")] = False
@@ -75,7 +75,7 @@ class DataSampling(Section):
     """Which samples come when."""
 
     default_status = Status.PLANNED
-    default_why = _CURRICULUM
+    default_reason = _CURRICULUM
     switch = ("enabled", False)
 
     enabled: Annotated[Flag, knob("Choose the order of samples.", users=(6, 2))] = False
@@ -90,7 +90,7 @@ class DataEfficiency(Section):
     """Curriculum, sampling and token dropping."""
 
     default_status = Status.PLANNED
-    default_why = "choose samples by a curriculum"
+    default_reason = "choose samples by a curriculum"
     switch = ("enabled", False)
 
     enabled: Annotated[Flag, knob("Switch the section on.", users=(11, 2))] = False
@@ -103,7 +103,7 @@ class Autotuning(Section):
     """Search for the fastest batch and stage by short runs."""
 
     default_status = Status.PLANNED
-    default_why = "search for a fast config"
+    default_reason = "search for a fast config"
     switch = ("enabled", False)
 
     enabled: Annotated[Flag, knob("Search before training.", users=(8, 2))] = False

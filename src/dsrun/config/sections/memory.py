@@ -47,8 +47,9 @@ class Aio(Section):
         knob(
             "Move data between NVMe and GPU without host memory.",
             status=Status.PLANNED,
-            why="read a drive into GPU memory: states on NVMe are stepped by the CPU, in host memory, and parameters "
-            "come over the bus from there; it would need CUDA, NVIDIA's GDS driver (nvidia-fs) and torch.cuda.gds",
+            reason="read a drive into GPU memory: states on NVMe are stepped by the CPU, in host memory, and "
+            "parameters come over the bus from there; it would need CUDA, NVIDIA's GDS driver (nvidia-fs) and "
+            "torch.cuda.gds",
         ),
     ] = False
     verify: Annotated[

@@ -12,7 +12,7 @@ class TensorBoard(Section):
     """Scalars for TensorBoard."""
 
     default_status = Status.PLANNED
-    default_why = "write TensorBoard files"
+    default_reason = "write TensorBoard files"
     switch = ("enabled", False)
 
     enabled: Annotated[Flag, knob("Write scalars for TensorBoard.")] = False
@@ -24,7 +24,7 @@ class CsvMonitor(Section):
     """Scalars as CSV files."""
 
     default_status = Status.PLANNED
-    default_why = "write CSV files"
+    default_reason = "write CSV files"
     switch = ("enabled", False)
 
     enabled: Annotated[Flag, knob("Write scalars as CSV files.")] = False
@@ -36,7 +36,7 @@ class Wandb(Section):
     """Scalars for Weights & Biases."""
 
     default_status = Status.PLANNED
-    default_why = "send scalars to Weights & Biases"
+    default_reason = "send scalars to Weights & Biases"
     switch = ("enabled", False)
 
     enabled: Annotated[Flag, knob("Send scalars to Weights & Biases.")] = False
@@ -49,7 +49,7 @@ class Comet(Section):
     """Scalars for Comet."""
 
     default_status = Status.PLANNED
-    default_why = "send scalars to Comet"
+    default_reason = "send scalars to Comet"
     switch = ("enabled", False)
 
     enabled: Annotated[Flag, knob("Send scalars to Comet.")] = False
@@ -67,7 +67,7 @@ class CommsLogger(Section):
     """A record of every collective."""
 
     default_status = Status.PLANNED
-    default_why = "log collectives"
+    default_reason = "log collectives"
     switch = ("enabled", False)
 
     enabled: Annotated[Flag, knob("Record time and bytes of collectives.", users=(2, 1))] = False
@@ -81,7 +81,7 @@ class FlopsProfiler(Section):
     """Counts the arithmetic of one step."""
 
     default_status = Status.PLANNED
-    default_why = "count floating-point operations"
+    default_reason = "count floating-point operations"
     switch = ("enabled", False)
 
     enabled: Annotated[Flag, knob("Profile one step.", users=(4, 3))] = False
@@ -97,7 +97,7 @@ class Throughput(Section):
     """Samples per second."""
 
     default_status = Status.PLANNED
-    default_why = "switch the timer by this key"
+    default_reason = "switch the timer by this key"
 
     enabled: Annotated[Flag, knob("Measure samples per second.", harmless=True)] = True
     synchronized: Annotated[Flag, knob("Wait for the GPU before reading the clock.", harmless=True)] = True

@@ -162,7 +162,7 @@ class OffloadParam(Section):
             "Size of one such buffer.",
             unit="elements",
             status=Status.NO_MEANING,
-            why="a buffer is as long as the longest slice of a unit",
+            reason="a buffer is as long as the longest slice of a unit",
             idle=("auto",),
             users=(3, 1),
         ),

@@ -52,7 +52,7 @@ class AdamParams(OptimizerParams):
         knob(
             "Use torch's Adam and not a fused kernel.",
             status=Status.NO_MEANING,
-            why="the step is torch's arithmetic either way",
+            reason="the step is torch's arithmetic either way",
             idle=(True,),
             users=(24, 8),
         ),
@@ -70,7 +70,7 @@ class AdamParams(OptimizerParams):
         knob(
             "Keep the states of the CPU step in fp32.",
             status=Status.PLANNED,
-            why="keep optimizer states in 16 bits",
+            reason="keep optimizer states in 16 bits",
         ),
     ] = True
 
@@ -101,7 +101,7 @@ class LambParams(OptimizerParams):
     bias_correction: Annotated[Flag, knob("Correct the running means for their start at zero.")] = True
     amsgrad: Annotated[
         Flag,
-        knob("Divide by the largest squared mean so far.", status=Status.PLANNED, why="keep AMSGrad's third state"),
+        knob("Divide by the largest squared mean so far.", status=Status.PLANNED, reason="keep AMSGrad's third state"),
     ] = False
     max_coeff: Annotated[NonNegative, knob("Largest scale of a tensor's step.")] = 10.0
     min_coeff: Annotated[NonNegative, knob("Smallest scale of a tensor's step.")] = 0.01
@@ -139,7 +139,7 @@ class MuonParams(OptimizerParams):
         knob(
             "Treat every attention head as its own matrix.",
             status=Status.PLANNED,
-            why="cut matrices into heads",
+            reason="cut matrices into heads",
         ),
     ] = False
 

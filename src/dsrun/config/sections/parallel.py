@@ -14,7 +14,7 @@ class TensorParallelGroup(Section):
     """DeepSpeed's inner `tp` object, which it accepts and ignores."""
 
     default_status = Status.PLANNED
-    default_why = _TP
+    default_reason = _TP
 
     tp_size: Annotated[Positive, knob("Ranks that share a layer.", unit="ranks")] = 1
     tp_grain_size: Annotated[Positive, knob("Cut at multiples of this.", unit="elements")] = 1
@@ -24,7 +24,7 @@ class TensorParallel(Section):
     """Layers cut over ranks."""
 
     default_status = Status.PLANNED
-    default_why = _TP
+    default_reason = _TP
     renamed: ClassVar = {"tp_size": "autotp_size", "tensor_parallel": "tp"}
 
     autotp_size: Annotated[
@@ -51,7 +51,7 @@ class Pipeline(Section):
     """Pipeline stages."""
 
     default_status = Status.PLANNED
-    default_why = _PP
+    default_reason = _PP
     dropped: ClassVar = {
         "stages": "the script's PipelineModule decides it",
         "partition": "the script's PipelineModule decides it",
@@ -68,7 +68,7 @@ class ExpertParallel(Section):
     """Experts of a mixture spread over ranks."""
 
     default_status = Status.PLANNED
-    default_why = _EP
+    default_reason = _EP
     switch = ("enabled", False)
 
     enabled: Annotated[Flag, knob("Spread experts over ranks.")] = False
@@ -125,7 +125,7 @@ class HybridEngine(Section):
     """Generation inside training."""
 
     default_status = Status.PLANNED
-    default_why = "switch between training and generation kernels"
+    default_reason = "switch between training and generation kernels"
     switch = ("enabled", False)
 
     enabled: Annotated[Flag, knob("Generate with inference kernels between steps.")] = False
@@ -141,7 +141,7 @@ class Compile(Section):
     """Compilation of the sharded model."""
 
     default_status = Status.PLANNED
-    default_why = "compile the sharded model"
+    default_reason = "compile the sharded model"
     switch = ("deepcompile", False)
     dropped: ClassVar = {
         "backend": "hand the backend to `engine.compile`",

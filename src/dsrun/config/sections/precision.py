@@ -83,7 +83,7 @@ class Bf16(Section):
         knob(
             "Add to the fp32 gradient as soon as a bf16 one is ready.",
             status=Status.PLANNED,
-            why="choose when gradients are added up",
+            reason="choose when gradients are added up",
             harmless=True,
         ),
     ] = False

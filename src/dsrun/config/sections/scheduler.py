@@ -70,10 +70,10 @@ class OneCycleParams(Section):
         Positive | None, knob("Updates of the fall; none takes those of the rise.", unit="updates")
     ] = None
     cycle_first_stair_count: Annotated[
-        Count, knob("Stairs of the rise.", unit="stairs", status=Status.NO_MEANING, why=_STAIRS)
+        Count, knob("Stairs of the rise.", unit="stairs", status=Status.NO_MEANING, reason=_STAIRS)
     ] = 0
     cycle_second_stair_count: Annotated[
-        Count | None, knob("Stairs of the fall.", unit="stairs", status=Status.NO_MEANING, why=_STAIRS, idle=(0,))
+        Count | None, knob("Stairs of the fall.", unit="stairs", status=Status.NO_MEANING, reason=_STAIRS, idle=(0,))
     ] = None
     decay_step_size: Annotated[Count, knob("Updates between two decays; 0 for none.", unit="updates")] = 0
     cycle_momentum: Annotated[Flag, knob("Move momentum against the rate.")] = True

@@ -93,7 +93,7 @@ class Training(Section):
         knob(
             "Time forward, backward and step apart.",
             status=Status.PLANNED,
-            why="time the parts of a step",
+            reason="time the parts of a step",
             harmless=True,
             users=(226, 34),
         ),
@@ -142,7 +142,7 @@ class Training(Section):
         knob(
             "Format in which sequence-parallel gradients travel.",
             status=Status.PLANNED,
-            why=_SP,
+            reason=_SP,
             harmless=True,
             users=(1, 1),
         ),
@@ -159,23 +159,23 @@ class Training(Section):
         knob(
             "Refuse optimizers of the script with offload.",
             status=Status.NO_MEANING,
-            why="every elementwise torch optimizer works with offload",
+            reason="every elementwise torch optimizer works with offload",
             idle=(False,),
             users=(16, 7),
         ),
     ] = True
     dump_state: Annotated[
-        Flag, knob("Print the engine's state.", status=Status.PLANNED, why="print its state", harmless=True)
+        Flag, knob("Print the engine's state.", status=Status.PLANNED, reason="print its state", harmless=True)
     ] = False
     memory_breakdown: Annotated[
-        Flag, knob("Print memory at every step.", status=Status.PLANNED, why="print memory by step", harmless=True)
+        Flag, knob("Print memory at every step.", status=Status.PLANNED, reason="print memory by step", harmless=True)
     ] = False
     disable_allgather: Annotated[
         Flag,
         knob(
             "Leave out the gathering of updated parameters.",
             status=Status.NO_MEANING,
-            why="training without it would be wrong",
+            reason="training without it would be wrong",
         ),
     ] = False
     dataloader_drop_last: Annotated[
@@ -203,28 +203,28 @@ class Training(Section):
             "Size of the vocabulary, to warn where it is no multiple of 8.",
             unit="tokens",
             status=Status.NO_MEANING,
-            why="the model's own shapes say it",
+            reason="the model's own shapes say it",
         ),
     ] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error", "critical"] | None,
-        knob("Level of log lines.", status=Status.PLANNED, why="set the log level by this key", harmless=True),
+        knob("Level of log lines.", status=Status.PLANNED, reason="set the log level by this key", harmless=True),
     ] = None
     use_data_before_expert_parallelism: Annotated[
-        Flag, knob("Order of the axes of the mesh.", status=Status.PLANNED, why="spread experts over ranks")
+        Flag, knob("Order of the axes of the mesh.", status=Status.PLANNED, reason="spread experts over ranks")
     ] = False
     disable_python_gc: Annotated[
         Flag,
         knob(
             "Collect Python's garbage between steps only.",
             status=Status.PLANNED,
-            why="move garbage collection",
+            reason="move garbage collection",
             harmless=True,
         ),
     ] = False
     sequence_parallel_size: Annotated[
         Positive,
-        knob("Ranks that share a sequence.", unit="ranks", status=Status.PLANNED, why=_SP, users=(1, 1)),
+        knob("Ranks that share a sequence.", unit="ranks", status=Status.PLANNED, reason=_SP, users=(1, 1)),
     ] = 1
     data_parallel_size: Annotated[
         Positive | None,
@@ -232,7 +232,7 @@ class Training(Section):
             "Ranks that see different samples, to build a mesh with `sequence_parallel_size`.",
             unit="ranks",
             status=Status.NO_MEANING,
-            why="it follows from the number of ranks and the other axes",
+            reason="it follows from the number of ranks and the other axes",
             users=(1, 1),
         ),
     ] = None
@@ -260,7 +260,7 @@ class Training(Section):
         knob(
             "DataStates' checkpoint engine.",
             status=Status.NO_MEANING,
-            why="checkpoints are written by dsrun's own engine",
+            reason="checkpoints are written by dsrun's own engine",
         ),
     ] = None
     tensorboard: Annotated[TensorBoard, knob("Scalars for TensorBoard.")] = unset(TensorBoard)
@@ -277,6 +277,6 @@ class Training(Section):
         knob(
             "Quantised weights for inference.",
             status=Status.NO_MEANING,
-            why="it serves inference, and this is a training runtime",
+            reason="it serves inference, and this is a training runtime",
         ),
     ] = None

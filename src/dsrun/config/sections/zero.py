@@ -25,7 +25,7 @@ class ZenFlow(Section):
     """Update the most important gradients at once and the rest on the CPU, later."""
 
     default_status = Status.PLANNED
-    default_why = "update gradients selectively (ZenFlow)"
+    default_reason = "update gradients selectively (ZenFlow)"
 
     topk_ratio: Annotated[Fraction, knob("Share of gradient columns that count as important.", unit="fraction")] = 0.1
     select_strategy: Annotated[
@@ -95,7 +95,7 @@ class ZeroOptimization(Section):
             "Communicate gradients while backward goes on.",
             effect="hides communication",
             status=Status.NO_MEANING,
-            why="gradients are always reduced while backward goes on",
+            reason="gradients are always reduced while backward goes on",
             idle=(True,),
             differs="true at stage 3, else false",
             users=(189, 41),
@@ -106,7 +106,7 @@ class ZeroOptimization(Section):
         knob(
             "Keep gradients in one buffer, so that memory does not fragment.",
             status=Status.NO_MEANING,
-            why="gradients of a unit always share one buffer",
+            reason="gradients of a unit always share one buffer",
             idle=(True,),
             users=(187, 41),
         ),
@@ -117,7 +117,7 @@ class ZeroOptimization(Section):
             "Gradients reduced by one call.",
             unit="elements",
             status=Status.NO_MEANING,
-            why="a unit's gradients are reduced in place, in the buffer that they share",
+            reason="a unit's gradients are reduced in place, in the buffer that they share",
             idle=("auto",),
             auto=Auto.MODEL,
             users=(177, 37),
@@ -129,7 +129,7 @@ class ZeroOptimization(Section):
             "Parameters gathered by one call after the step.",
             unit="elements",
             status=Status.NO_MEANING,
-            why="a unit's parameters are gathered in place, into the buffer that they share",
+            reason="a unit's parameters are gathered in place, into the buffer that they share",
             auto=Auto.DEFAULT,
             stages=(1, 2),
             users=(99, 24),
@@ -140,7 +140,7 @@ class ZeroOptimization(Section):
         knob(
             "Collect updated parameters by all-gather and not by broadcasts.",
             status=Status.NO_MEANING,
-            why="updated parameters are always all-gathered",
+            reason="updated parameters are always all-gathered",
             idle=(True,),
             users=(98, 24),
         ),
@@ -150,7 +150,7 @@ class ZeroOptimization(Section):
         knob(
             "Average gradients by reduce-scatter and not by all-reduce.",
             status=Status.NO_MEANING,
-            why="sharded gradients are always reduce-scattered",
+            reason="sharded gradients are always reduce-scattered",
             idle=(True,),
             users=(93, 22),
         ),
@@ -160,7 +160,7 @@ class ZeroOptimization(Section):
         knob(
             "Let one bucket hold gradients of several ranks.",
             status=Status.NO_MEANING,
-            why="the slices of all ranks always share one buffer",
+            reason="the slices of all ranks always share one buffer",
             idle=(True,),
         ),
     ] = True
@@ -169,7 +169,7 @@ class ZeroOptimization(Section):
         knob(
             "Spread the copies of gradients to the CPU over the ranks.",
             status=Status.NO_MEANING,
-            why="every rank already holds an equal slice of every unit",
+            reason="every rank already holds an equal slice of every unit",
             stages=(1, 2),
             users=(6, 3),
         ),
@@ -179,7 +179,7 @@ class ZeroOptimization(Section):
         knob(
             "Allow parameters that backward never reaches.",
             status=Status.NO_MEANING,
-            why="they are always allowed; `step_unused_parameters` says what becomes of them",
+            reason="they are always allowed; `step_unused_parameters` says what becomes of them",
             idle=(True,),
             stages=(2,),
         ),
@@ -196,7 +196,7 @@ class ZeroOptimization(Section):
         knob(
             "Take master weights from the checkpoint's fp32 copy and not from its 16-bit one.",
             status=Status.NO_MEANING,
-            why="master weights are always loaded from their own fp32 copy",
+            reason="master weights are always loaded from their own fp32 copy",
             idle=(True,),
             users=(2, 2),
         ),
@@ -206,7 +206,7 @@ class ZeroOptimization(Section):
         knob(
             "Compute the gradient norm where clipping does not need it.",
             status=Status.PLANNED,
-            why="skip the norm",
+            reason="skip the norm",
             harmless=True,
             stages=(1, 2),
         ),
@@ -216,7 +216,7 @@ class ZeroOptimization(Section):
         knob(
             "Align every parameter to 16 bytes.",
             status=Status.NO_MEANING,
-            why="the layout has its own alignment",
+            reason="the layout has its own alignment",
             stages=(1, 2),
         ),
     ] = False
@@ -226,7 +226,7 @@ class ZeroOptimization(Section):
             "Parameters updated by one tile of the step.",
             unit="elements",
             status=Status.NO_MEANING,
-            why="the step updates a rank's slices in place, without the copies whose size it would bound",
+            reason="the step updates a rank's slices in place, without the copies whose size it would bound",
             auto=Auto.DEFAULT,
             stages=(3,),
             users=(83, 30),
@@ -250,7 +250,7 @@ class ZeroOptimization(Section):
             "Keep a gathered parameter that is used again within this many.",
             unit="elements",
             status=Status.NO_MEANING,
-            why="a gathered unit stays in its slot until another unit needs the slot",
+            reason="a gathered unit stays in its slot until another unit needs the slot",
             auto=Auto.DEFAULT,
             stages=(3,),
             users=(71, 30),
@@ -295,7 +295,7 @@ class ZeroOptimization(Section):
         knob(
             "Gather whole weights for `save_16bit_model`.",
             status=Status.NO_MEANING,
-            why="exporting whole weights never needs a switch",
+            reason="exporting whole weights never needs a switch",
             auto=Auto.DEFAULT,
             idle=(True,),
             users=(67, 31),
@@ -307,7 +307,7 @@ class ZeroOptimization(Section):
             "Gather a module as one where its parameters are smaller than this.",
             unit="elements",
             status=Status.NO_MEANING,
-            why="parameters are always gathered by unit",
+            reason="parameters are always gathered by unit",
             stages=(3,),
         ),
     ] = 0
@@ -316,7 +316,7 @@ class ZeroOptimization(Section):
         knob(
             "Gather parameters by all-reduce.",
             status=Status.NO_MEANING,
-            why="parameters are gathered into place by all-gather",
+            reason="parameters are gathered into place by all-gather",
             stages=(3,),
         ),
     ] = False
@@ -325,7 +325,7 @@ class ZeroOptimization(Section):
         knob(
             "Gather parameters one by one.",
             status=Status.NO_MEANING,
-            why="parameters are always gathered by unit",
+            reason="parameters are always gathered by unit",
             stages=(3,),
         ),
     ] = False
@@ -335,7 +335,7 @@ class ZeroOptimization(Section):
             "Ranks of a node that keep a second, node-local shard of the parameters (ZeRO++).",
             unit="ranks",
             status=Status.PLANNED,
-            why="keep a second shard per node (ZeRO++)",
+            reason="keep a second shard per node (ZeRO++)",
             stages=(3,),
             users=(2, 2),
         ),
@@ -345,7 +345,7 @@ class ZeroOptimization(Section):
         knob(
             "Gather parameters as int8 (ZeRO++).",
             status=Status.PLANNED,
-            why="quantise gathered parameters (ZeRO++)",
+            reason="quantise gathered parameters (ZeRO++)",
             stages=(3,),
             users=(2, 2),
         ),
@@ -355,7 +355,7 @@ class ZeroOptimization(Section):
         knob(
             "Reduce gradients as int4 (ZeRO++).",
             status=Status.PLANNED,
-            why="quantise gradients (ZeRO++)",
+            reason="quantise gradients (ZeRO++)",
             stages=(3,),
             users=(2, 2),
         ),
@@ -365,7 +365,7 @@ class ZeroOptimization(Section):
         knob(
             "Keep frozen parameters as int8 (ZeRO++).",
             status=Status.PLANNED,
-            why="quantise frozen parameters (ZeRO++)",
+            reason="quantise frozen parameters (ZeRO++)",
             stages=(3,),
         ),
     ] = False
@@ -384,7 +384,7 @@ class ZeroOptimization(Section):
         knob(
             "Gather parameters inside `Module.apply`.",
             status=Status.NO_MEANING,
-            why="every operation on a parameter finds its values, inside Module.apply and outside",
+            reason="every operation on a parameter finds its values, inside Module.apply and outside",
             stages=(3,),
         ),
     ] = True
@@ -393,7 +393,7 @@ class ZeroOptimization(Section):
         knob(
             "Load a checkpoint rank by rank.",
             status=Status.NO_MEANING,
-            why="every rank reads only its own part",
+            reason="every rank reads only its own part",
             stages=(3,),
         ),
     ] = False
@@ -402,7 +402,7 @@ class ZeroOptimization(Section):
         knob(
             "Warn when the order of gathering changes.",
             status=Status.NO_MEANING,
-            why="a changed order costs a gather on demand, and ranks that gather in different orders are refused",
+            reason="a changed order costs a gather on demand, and ranks that gather in different orders are refused",
             stages=(3,),
         ),
     ] = False
@@ -419,7 +419,7 @@ class ZeroOptimization(Section):
         knob(
             "Keep Muon's momentum in GPU memory beside offloaded states.",
             status=Status.PLANNED,
-            why="offload Muon's state",
+            reason="offload Muon's state",
             harmless=True,
         ),
     ] = False
@@ -430,5 +430,6 @@ class ZeroOptimization(Section):
         OffloadPlacement, knob("What decides which optimizer states stay on the GPU, where that is left open.")
     ] = unset(OffloadPlacement)
     zenflow: Annotated[
-        ZenFlow | None, knob("Selective updates.", status=Status.PLANNED, why="update gradients selectively (ZenFlow)")
+        ZenFlow | None,
+        knob("Selective updates.", status=Status.PLANNED, reason="update gradients selectively (ZenFlow)"),
     ] = None

@@ -85,21 +85,21 @@ def explain(key: Key) -> str:
 
 def status_text(key: Key) -> str:
     """What dsrun does with a key, in a few words."""
-    why = key.why
+    reason = key.reason
     match key.status:
         case Status.WORKS if key.meaning.planned:
             values = " and ".join(f'"{value}"' for value in key.meaning.planned)
-            return f"works; {values} is refused, for this version does not {why} yet"
+            return f"works; {values} is refused, for this version does not {reason} yet"
         case Status.WORKS:
             return "works"
         case Status.PLANNED if key.meaning.harmless:
-            return f"planned; accepted with a note, for this version does not {why} yet"
+            return f"planned; accepted with a note, for this version does not {reason} yet"
         case Status.PLANNED:
-            return f"planned; refused, for this version does not {why} yet"
+            return f"planned; refused, for this version does not {reason} yet"
         case Status.NO_MEANING:
-            return f"no meaning here: {why}"
+            return f"no meaning here: {reason}"
         case Status.REMOVED:
-            return f"removed: {why}"
+            return f"removed: {reason}"
 
 
 def overview() -> str:

@@ -118,10 +118,10 @@ def _description(key: Key) -> str:
     if meaning.stages:
         parts.append(f"Acts at ZeRO stage {', '.join(str(stage) for stage in meaning.stages)}.")
     if key.status is Status.PLANNED:
-        parts.append(f"Planned: this version does not {key.why} yet.")
+        parts.append(f"Planned: this version does not {key.reason} yet.")
     elif key.meaning.planned:
         values = " and ".join(f'"{value}"' for value in key.meaning.planned)
-        parts.append(f"Planned: {values}; this version does not {key.why} yet.")
+        parts.append(f"Planned: {values}; this version does not {key.reason} yet.")
     elif key.status is Status.NO_MEANING:
-        parts.append(f"No meaning here: {key.why}.")
+        parts.append(f"No meaning here: {key.reason}.")
     return " ".join(parts)

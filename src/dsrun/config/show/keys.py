@@ -44,10 +44,10 @@ class Key:
         return self.section.status_of(self.name)
 
     @property
-    def why(self) -> str:
+    def reason(self) -> str:
         """Why it does not work, where it does not."""
         own = self.section.why_of(self.name)
-        return self.inner.default_why or own if self.inner is not None and not self.meaning.why else own
+        return self.inner.default_reason or own if self.inner is not None and not self.meaning.reason else own
 
     @property
     def expected(self) -> str:

@@ -103,7 +103,7 @@ def _names_table() -> str:
         rows += [
             f"| `{prefix}{old}` | read as `{prefix}{new}`, with a warning |" for old, new in section.renamed.items()
         ]
-        rows += [f"| `{prefix}{old}` | left out with a warning: {why} |" for old, why in section.dropped.items()]
+        rows += [f"| `{prefix}{old}` | left out with a warning: {reason} |" for old, reason in section.dropped.items()]
         rows += [f"| `{prefix}{old}` | refused: {instead} |" for old, instead in section.removed.items()]
     head = "## Old names, and keys that are gone\n\n`dsrun config migrate FILE` rewrites a file that has them.\n\n"
     return head + "| Key | What happens |\n|---|---|\n" + "\n".join(dict.fromkeys(rows)) + "\n"

@@ -295,8 +295,8 @@ def _batch(config: Config, data_ranks: int, micro_batch: int | None, notes: list
         steps = None if train is not None else steps
         return solve(train, micro_batch, steps, data_parallel_size=data_ranks, place=place)
     if train is None and micro is None:
-        why = 'is "auto"' if is_left_to_script(config) else "is not set"
-        notes.append(f"`{MICRO_KEY}` {why}: 1 sample")
+        reason = 'is "auto"' if is_left_to_script(config) else "is not set"
+        notes.append(f"`{MICRO_KEY}` {reason}: 1 sample")
         return BatchSizes((steps or 1) * data_ranks, 1, steps or 1)
     return solve(train, micro, steps, data_parallel_size=data_ranks, place=place)
 

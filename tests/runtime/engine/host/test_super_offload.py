@@ -324,7 +324,7 @@ def _saved(engine: Any, step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("between", "why"),
+    ("between", "reason"),
     [
         (_other_rate, "options changed"),
         (_other_state, None),
@@ -337,7 +337,7 @@ def _saved(engine: Any, step: int) -> None:
         (_saved, "interrupted"),
     ],
 )
-def test_what_a_script_changes_before_the_step_counts(between: Between, why: str | None) -> None:
+def test_what_a_script_changes_before_the_step_counts(between: Between, reason: str | None) -> None:
     more: dict[str, Any] = {"micro": 2, "bf16": True, "gradient_clipping": 0.0}
     for stage in (2, 3):
         reference = make_engine(plain(stage, **more))
@@ -347,8 +347,8 @@ def test_what_a_script_changes_before_the_step_counts(between: Between, why: str
         assert_same(full_parameters(engine), full_parameters(reference))
         for one, other in zip(states_of(engine), states_of(reference), strict=True):
             assert torch.equal(one, other)
-        if why is not None:
-            assert counts_of(engine).redone.keys() >= {why}
+        if reason is not None:
+            assert counts_of(engine).redone.keys() >= {reason}
 
 
 @pytest.mark.parametrize("stage", [2, 3])

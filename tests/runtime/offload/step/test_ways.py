@@ -276,7 +276,7 @@ def replaced(params: Any) -> optim.Optimizer:
 
 
 @pytest.mark.parametrize(
-    ("make", "why"),
+    ("make", "reason"),
     [
         (lambda params: Lamb(params, lr=1e-2), "Lamb knows which tensors its elements belong to"),
         (CountsInItself, "CountsInItself keeps `taken` for all parameters together"),
@@ -286,11 +286,11 @@ def replaced(params: Any) -> optim.Optimizer:
         (replaced, "SGD has had its `step` replaced on the object"),
     ],
 )
-def test_what_is_not_elementwise_is_refused_before_anything_is_stepped(make: Any, why: str) -> None:
+def test_what_is_not_elementwise_is_refused_before_anything_is_stepped(make: Any, reason: str) -> None:
     leaf = nn.Parameter(values(0))
     optimizer = make([leaf])
     drawn = torch.random.get_rng_state()
-    with pytest.raises(ModelError, match=why):
+    with pytest.raises(ModelError, match=reason):
         block_step_for(optimizer)
     assert torch.equal(leaf.detach(), values(0))
     assert torch.equal(torch.random.get_rng_state(), drawn)

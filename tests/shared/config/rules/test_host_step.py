@@ -94,7 +94,7 @@ def test_what_it_takes_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "more", "why"),
+    ("section", "more", "reason"),
     [
         ({"device": "nvme", "nvme_path": "/a"}, {}, "on a drive a master is one stretch with its states"),
         ({"ratio": 0.5}, {}, "masters that stay on the GPU are whole"),
@@ -104,7 +104,7 @@ def test_what_it_takes_is_taken() -> None:
         ({}, {"param": "none"}, "without parameters in host memory both halves lie there"),
     ],
 )
-def test_a_master_in_halves_needs_its_upper_half_beside_it(section: Any, more: dict[str, Any], why: str) -> None:
+def test_a_master_in_halves_needs_its_upper_half_beside_it(section: Any, more: dict[str, Any], reason: str) -> None:
     def settings(section: dict[str, Any], *, param: str = "cpu", **more: Any) -> dict[str, Any]:
         away = {"device": "cpu", "split_master": True, **section}
         zero = {"stage": 3, "offload_optimizer": away, "offload_param": {"device": param}}
@@ -114,5 +114,5 @@ def test_a_master_in_halves_needs_its_upper_half_beside_it(section: Any, more: d
         load(settings(section, **more), world_size=1)
     (problem,) = caught.value.problems
     assert problem.message.startswith("<dict>: `zero_optimization.offload_optimizer.split_master` is true, and ")
-    assert why in problem.message
+    assert reason in problem.message
     assert load(settings({}), world_size=1).zero_optimization.offload_optimizer.split_master

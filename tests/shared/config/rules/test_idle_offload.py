@@ -20,13 +20,13 @@ def findings(zero: Keys, **more: Any) -> list[tuple[Severity, str, str]]:
 
 
 @pytest.mark.parametrize("name", ["offload_optimizer", "offload_param"])
-@pytest.mark.parametrize(("device", "why"), [("none", "stays on the GPU"), ("cpu", "lies in host memory")])
-def test_a_folder_without_a_drive_does_nothing(name: str, device: str, why: str) -> None:
+@pytest.mark.parametrize(("device", "reason"), [("none", "stays on the GPU"), ("cpu", "lies in host memory")])
+def test_a_folder_without_a_drive_does_nothing(name: str, device: str, reason: str) -> None:
     zero = {"stage": 3, name: {"device": device, "nvme_path": "/nvme"}}
     ((severity, key, message),) = findings(zero, bf16={"enabled": True})
     assert severity is Severity.WARNING
     assert key == f"zero_optimization.{name}.nvme_path"
-    assert message.endswith(f"`device` beside it is {device}, so everything {why}")
+    assert message.endswith(f"`device` beside it is {device}, so everything {reason}")
 
 
 @pytest.mark.parametrize(

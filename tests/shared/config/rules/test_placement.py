@@ -17,12 +17,12 @@ def warned(optimizer: dict[str, Any], placement: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "why"),
+    ("optimizer", "reason"),
     [({"device": "cpu", "ratio": 0.5}, "`ratio` says what stays"), ({}, "nothing leaves the GPU")],
 )
-def test_room_without_anything_to_decide_has_no_effect(optimizer: dict[str, Any], why: str) -> None:
+def test_room_without_anything_to_decide_has_no_effect(optimizer: dict[str, Any], reason: str) -> None:
     (message,) = warned(optimizer, {"device_memory": 10**9})
-    assert message.endswith(f"`zero_optimization.offload_placement.device_memory` has no effect: {why}")
+    assert message.endswith(f"`zero_optimization.offload_placement.device_memory` has no effect: {reason}")
 
 
 def test_room_decides_where_the_ratio_is_left_open() -> None:
@@ -30,14 +30,14 @@ def test_room_decides_where_the_ratio_is_left_open() -> None:
 
 
 @pytest.mark.parametrize(
-    ("zero", "why"),
+    ("zero", "reason"),
     [
         ({"offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}, "states have their places on a drive"),
         ({"offload_param": {"device": "cpu"}}, "keeps parameters off the GPU"),
         ({"offload_optimizer": {"super_offload": True}}, "keeps a second set of states"),
     ],
 )
-def test_states_that_cannot_move_are_not_looked_at_again(zero: dict[str, Any], why: str) -> None:
+def test_states_that_cannot_move_are_not_looked_at_again(zero: dict[str, Any], reason: str) -> None:
     optimizer = {"device": "cpu", "ratio": "auto", **zero.pop("offload_optimizer", {})}
     placement = {"remeasure_after": 10}
     config = {
@@ -47,4 +47,4 @@ def test_states_that_cannot_move_are_not_looked_at_again(zero: dict[str, Any], w
     found = [f.message for f in inspect(config).findings if f.severity is Severity.ERROR]
     (message,) = found
     assert "`zero_optimization.offload_placement.remeasure_after` is set, and" in message
-    assert why in message
+    assert reason in message

@@ -21,8 +21,8 @@ def test_generated_files_are_up_to_date(name: str, text: str) -> None:
 def test_every_key_says_what_it_means_and_why_where_it_does_not_work() -> None:
     for key in all_keys():
         assert key.meaning.text.endswith((".", "?")), key.path
-        assert key.status is Status.WORKS or key.why, key.path
-        assert not key.why.endswith("."), key.path
+        assert key.status is Status.WORKS or key.reason, key.path
+        assert not key.reason.endswith("."), key.path
 
 
 def test_the_page_has_every_key() -> None:
