@@ -21,7 +21,7 @@ from dsrun.files.regular import open_regular
 from ..index.value import INDEX_FILE
 from ..parse import read_index
 from ..reference import is_frozen_name
-from ..storage.calls import FileCalls, is_locked_elsewhere, try_lock
+from ..storage.calls import FileCalls, is_locked_elsewhere, is_open_at, try_lock
 from ..storage.places import Address, Place
 from ..storage.tags import LATEST_FILE
 from .leftovers import remove_all
@@ -96,7 +96,7 @@ def _take_index(target: Path, calls: FileCalls, closing: ExitStack) -> str | Non
                 if is_locked_elsewhere(file):
                     return _PUBLISHED
         calls.rename(index, taken)
-    if not _is(taken, descriptor):
+    if not is_open_at(taken, descriptor):
         with suppress(FileExistsError, FileNotFoundError):  # published once more since
             calls.link(taken, index)
         calls.remove(taken)
@@ -104,13 +104,6 @@ def _take_index(target: Path, calls: FileCalls, closing: ExitStack) -> str | Non
         return _PUBLISHED
     calls.sync_folder(target)
     return None
-
-
-def _is(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _taken(target: Path) -> Path:
@@ -165,7 +158,8 @@ def _locked(paths: Iterable[Path], calls: FileCalls) -> Generator[list[Path]]:
                 os.close(locked.pop(path))
             else:
                 held.add((stat.st_dev, stat.st_ino))
-        yield list(locked)
+        # Another job may have removed one before its lock was taken here, and a save made it anew.
+        yield [path for path, descriptor in locked.items() if is_open_at(path, descriptor)]
     finally:
         for descriptor in locked.values():
             calls.close(descriptor)

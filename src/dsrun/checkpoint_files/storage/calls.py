@@ -11,7 +11,7 @@ import fcntl
 import os
 import shutil
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 from dsrun.units import format_bytes
@@ -188,9 +188,9 @@ def replace_file(calls: FileCalls, path: Path, data: bytes, *, mark: str) -> Non
         mark: suffix of the temporary name that the new file has before the rename; nobody else may use it.
     """
     unfinished = path.with_name(f".{path.name}.{mark}")
-    descriptor = calls.create(unfinished)
+    # Locked until it has its name, see [Note: locked until the verdict] in posix.py.
+    descriptor = create_locked(unfinished, calls.create)
     try:
-        try_lock(descriptor)  # until it has its name, see [Note: locked until the verdict] in posix.py
         calls.write(descriptor, memoryview(data), 0)
         calls.sync(descriptor)
         calls.rename(unfinished, path)
@@ -200,6 +200,35 @@ def replace_file(calls: FileCalls, path: Path, data: bytes, *, mark: str) -> Non
     finally:
         os.close(descriptor)
     calls.sync_folder(path.parent)
+
+
+def create_locked(path: Path, create: Callable[[Path], int]) -> int:
+    """Makes a file that nobody has removed by the time that it is locked, and returns its descriptor.
+
+    Between the two steps, who cleans up may take it for one of a save that was killed, and lock and remove it. So its
+    lock is waited for, and the file is made again if it has no name by then.
+
+    Args:
+        path: the file.
+        create: function that makes it, which must not exist, and returns its descriptor.
+    """
+    while True:
+        descriptor = create(path)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:  # no locks here: nobody removes what he cannot lock
+            return descriptor
+        if is_open_at(path, descriptor):
+            return descriptor
+        os.close(descriptor)
+
+
+def is_open_at(path: Path, descriptor: int) -> bool:
+    """Whether a path is the name of an open file, and not of another one or of none."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
+    except OSError:  # there is none, or, over NFS, another machine has removed the open one
+        return False
 
 
 def try_lock(descriptor: int) -> bool:

@@ -3,7 +3,9 @@
 Names and order are the callers'; the file system's steps are `calls.py`'s.
 
 [Note: locked until the verdict] A file stays open and locked until it is known whether an index names it. Who cleans a
-tag up may remove files that no index names and nobody has locked: they are of a save that was killed.
+tag up may remove files that no index names and nobody has locked: they are of a save that was killed. A new file may be
+taken for one of these before it is locked, and is then made anew, see `create_locked`. So a name is removed only while
+it is that of the file that was locked.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from xxhash import xxh3_64_hexdigest
 from dsrun.files.regular import NotRegularError, open_regular
 
 from ..index.value import StoredFile
-from .calls import DIRECT_BYTES, FileCalls, leave_direct, naming, replace_file, try_lock
+from .calls import DIRECT_BYTES, FileCalls, create_locked, leave_direct, naming, replace_file
 from .places import Content, Entry, Place, ReadPattern
 
 #: Bytes that are made durable at a time where the page cache has to be used: one flush of everything shows no progress.
@@ -149,7 +151,14 @@ def _path(place: Place) -> Path:
 
 
 def _write(path: Path, content: Content, *, calls: FileCalls, progress: Callable[[], None]) -> PosixWrittenFile:
-    descriptor, direct = _create(path, calls)
+    direct = True
+
+    def create(path: Path) -> int:
+        nonlocal direct
+        descriptor, direct = _create(path, calls)
+        return descriptor
+
+    descriptor = create_locked(path, create)
 
     def write_block(data: memoryview, count: int, first: int) -> str:
         calls.write(descriptor, data[: -(-count // DIRECT_BYTES) * DIRECT_BYTES if direct else count], first)
@@ -158,7 +167,6 @@ def _write(path: Path, content: Content, *, calls: FileCalls, progress: Callable
     sums: list[str] = []
     nbytes = 0
     try:
-        try_lock(descriptor)
         with ThreadPoolExecutor(WRITERS) as pool:
             under_way: deque[Future[str]] = deque()
             for data, count in content.blocks():
