@@ -98,16 +98,16 @@ def make_components(
 
     Args:
         settings: the config.
-        job: This process's place in the job.
-        mesh: Ranks and device.
-        observation: Records, and the bytes that were predicted.
-        saving: Writer of checkpoints and of copies in memory.
-        progress: Place in training of this rank; components that count share it.
-        tiers: Memory that state lives in.
-        sharded: The model.
-        update: The optimizer, the schedule and the loss scale.
-        data: Batches of this rank.
-        hooks: Hooks on the model.
+        job: this process's place in the job.
+        mesh: ranks and device.
+        observation: records, and the bytes that were predicted.
+        saving: writer of checkpoints and of copies in memory.
+        progress: place in training of this rank; components that count share it.
+        tiers: memory that state lives in.
+        sharded: the model.
+        update: the optimizer, the schedule and the loss scale.
+        data: batches of this rank.
+        hooks: hooks on the model.
     """
     device, records, access, heartbeat = mesh.device, observation.records, hooks.access, job.heartbeat
     guard = ModelGuard(sharded.module)

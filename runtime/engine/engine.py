@@ -56,15 +56,15 @@ class Engine(Getters, Calls):
 
     Args:
         settings: the config.
-        job: This process's place in the job.
-        mesh: Ranks and device.
-        observation: Records, and the bytes that were predicted.
-        saving: Writer of checkpoints and of copies in memory.
-        tiers: Memory that state lives in.
-        sharded: The model.
-        update: The optimizer, the schedule and the loss scale.
-        data: Batches of this rank.
-        hooks: Hooks on the model.
+        job: this process's place in the job.
+        mesh: ranks and device.
+        observation: records, and the bytes that were predicted.
+        saving: writer of checkpoints and of copies in memory.
+        tiers: memory that state lives in.
+        sharded: the model.
+        update: the optimizer, the schedule and the loss scale.
+        data: batches of this rank.
+        hooks: hooks on the model.
     """
 
     def __init__(

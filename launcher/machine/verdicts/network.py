@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..report import ProbeReport
-from ..verdict import Level, ProbeVerdict
+from ..verdict import ProbeVerdict
 
 
 def network_verdicts(report: ProbeReport) -> Iterator[ProbeVerdict]:
@@ -18,15 +18,15 @@ def network_verdicts(report: ProbeReport) -> Iterator[ProbeVerdict]:
     for number, link in down:
         if link.addresses and link.interface not in cards:
             text = f"{link.interface} down, with address {link.addresses[0]}"
-            yield _verdict("amber", text, fix, f"network.{number}.state")
+            yield ProbeVerdict(level="amber", text=text, fix=fix, path=f"network.{number}.state")
     spare = [(number, link) for number, link in down if not link.addresses and link.interface not in cards]
     if spare:
         text = f"{', '.join(link.interface for _, link in spare)} down"
-        yield _verdict("note", text, fix, f"network.{spare[0][0]}.state")
+        yield ProbeVerdict(level="note", text=text, fix=fix, path=f"network.{spare[0][0]}.state")
     if report.gloo_interface == "lo" and report.network:
         text = f"/etc/hosts gives {report.host.name} a loopback address: Gloo listens where no other host reaches"
         fix = "dsrun sets GLOO_SOCKET_IFNAME for jobs of several hosts; set it where you start torch otherwise"
-        yield _verdict("note", text, fix, "gloo_interface")
+        yield ProbeVerdict(level="note", text=text, fix=fix, path="gloo_interface")
 
 
 def _ports(report: ProbeReport) -> Iterator[ProbeVerdict]:
@@ -45,8 +45,4 @@ def _ports(report: ProbeReport) -> Iterator[ProbeVerdict]:
         told = "" if physical is None else f" ({physical})"
         names = ", ".join(name for name, _ in ports)
         text = f"{names} {state}{told}: NCCL does not use {'it' if len(ports) == 1 else 'them'}"
-        yield _verdict("amber", text, fix, ports[0][1])
-
-
-def _verdict(level: Level, text: str, fix: str, path: str) -> ProbeVerdict:
-    return ProbeVerdict(level=level, text=text, fix=fix, path=path)
+        yield ProbeVerdict(level="amber", text=text, fix=fix, path=ports[0][1])

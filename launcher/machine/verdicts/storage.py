@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..report import ProbeReport
-from ..verdict import Context, Level, ProbeVerdict
+from ..verdict import Context, ProbeVerdict
 from .room import room_verdicts, working_folder_verdicts
 
 _FEW_INODES = 10_000
@@ -18,7 +18,7 @@ def storage_verdicts(report: ProbeReport) -> Iterator[ProbeVerdict]:
         if place.answers is False:
             text = f"{place.path} does not answer ({place.filesystem} from {place.source}): jobs that touch it hang"
             fix = "is its server up? `umount -f -l` it if not"
-            yield _verdict("red", text, fix, f"{path}.answers")
+            yield ProbeVerdict(level="red", text=text, fix=fix, path=f"{path}.answers")
             continue
         if asked:
             yield from room_verdicts(place, path=path, context=Context())
@@ -28,20 +28,18 @@ def storage_verdicts(report: ProbeReport) -> Iterator[ProbeVerdict]:
             text = f"{place.path} is on a network file system ({place.filesystem})"
             text += ": offload there is slow" if asked else ": checkpoints and imports go over the network"
             fix = "use a local drive" if asked else "keep the environment and offload on a local drive"
-            yield _verdict("amber" if asked else "note", text, fix, f"{path}.network")
+            yield ProbeVerdict(level="amber" if asked else "note", text=text, fix=fix, path=f"{path}.network")
         if place.direct_io is False and asked:
             text = f"{place.path} knows no O_DIRECT ({place.filesystem}): offload there fills the page cache"
-            yield _verdict("amber", text, "use ext4 or XFS on a local drive", f"{path}.direct_io")
+            yield ProbeVerdict(
+                level="amber", text=text, fix="use ext4 or XFS on a local drive", path=f"{path}.direct_io"
+            )
         if place.free_inodes is not None and place.free_inodes < _FEW_INODES:
             text = f"{place.path}: {place.free_inodes} more files can be made"
-            yield _verdict("amber", text, "remove files there", f"{path}.free_inodes")
+            yield ProbeVerdict(level="amber", text=text, fix="remove files there", path=f"{path}.free_inodes")
     for number, drive in enumerate(report.storage.nvme):
         link = drive.pcie
         if link.width is not None and link.width_max is not None and link.width < link.width_max:
             text = f"{drive.name} PCIe gen{link.generation} x{link.width} of gen{link.generation_max} x{link.width_max}"
             fix = "reseat the drive; look up how many lanes its slot has"
-            yield _verdict("amber", text, fix, f"storage.nvme.{number}.pcie.width")
-
-
-def _verdict(level: Level, text: str, fix: str, path: str) -> ProbeVerdict:
-    return ProbeVerdict(level=level, text=text, fix=fix, path=path)
+            yield ProbeVerdict(level="amber", text=text, fix=fix, path=f"storage.nvme.{number}.pcie.width")
