@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from dsrun.config.config import Config
 
 from ..mesh.join.groups import ProcessGroupMesh
-from ..mesh.spec import DATA_AXIS
 from ..observe.allocation_history import wanted_history
 from ..observe.memory_watch import MemoryWatch
 from ..observe.peaks import PeakSummary
@@ -155,8 +154,10 @@ def make_components(
         records, rank=mesh.info.rank, device=device, predicted_state_bytes=observation.predicted.total_bytes()
     )
     report = StepReport(
-        mesh.axes[DATA_AXIS],
         records,
+        data_ranks=mesh.batch.size,
+        counts_losses=mesh.counts_samples,
+        tells=mesh.is_first,
         steps_per_print=settings.steps_per_print,
         device=device,
         model_numel=sum(extent.numel for unit in sharded.units for extent in unit.layout.extents),

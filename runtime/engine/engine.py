@@ -21,9 +21,7 @@ from dsrun.errors import InputError, ModelError
 
 from ..memory.arenas import ArenaReport
 from ..memory.bus import BusCounts
-from ..mesh.collectives import Traffic
 from ..mesh.join.groups import ProcessGroupMesh, leave
-from ..mesh.spec import DATA_AXIS
 from ..observe.memory_report import MemoryReport
 from ..precision.casting import cast_floating
 from ..precision.configured import autocast_of
@@ -81,7 +79,6 @@ class Engine(Getters, Calls):
         data: Data,
         hooks: Hooks,
     ) -> None:
-        axis = mesh.axes[DATA_AXIS]
         self.module = sharded.module
         self.training_dataloader = data.loader
         self.device = mesh.device
@@ -90,7 +87,7 @@ class Engine(Getters, Calls):
         self.global_rank = mesh.info.rank
         self.local_rank = mesh.info.local_rank
         self.world_size = mesh.info.world_size
-        self.dp_world_size = axis.size
+        self.dp_world_size = mesh.batch.size
         self._settings = settings
         self._mesh = mesh
         self._tiers = tiers
@@ -366,7 +363,7 @@ class Engine(Getters, Calls):
         The numbers stand still; `engine.counters().since(earlier)` is what was moved in between.
         """
         return EngineCounters(
-            self._mesh.axes[DATA_AXIS].traffic.since(Traffic()),
+            self._mesh.traffic(),
             self._tiers.bus.counts.since(BusCounts()),
             self._observation.drives(),
         )

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from torch import nn, optim
 from torch.utils.data import Dataset
 
+from dsrun.config.config import Config
 from dsrun.config.load import load
 from dsrun.config.text.source import ConfigSource
 
 from ..checkpoint.save.fence import Fence
 from ..data.loader import TrainingLoader
 from ..data.stream import StreamLoader
+from ..mesh.join.groups import ProcessGroupMesh
 from ..protocols import SCRIPT_PHASE, Scheduler
 from ..zero.creation.construct import outside_of_constructions
+from ..zero.units.cuts import Cuts
 from .compose.data import make_data
 from .compose.hooks import attach
 from .compose.job import join
@@ -33,6 +37,10 @@ from .host.tiers import open_tiers
 from .observation import observe, tell_start
 from .shard import shard_model
 from .update import make_update
+
+#: What cuts a model along the axes of ranks, before units are found; it returns the parameters that it has changed. A
+#: parameter stays the object that it is, for optimizers and groups know it: it gets other memory.
+CUT_BY_AXES: tuple[Callable[[nn.Module, Config, ProcessGroupMesh], Cuts], ...] = ()
 
 
 @outside_of_constructions()  # a script may call it inside `zero.Init`
@@ -102,9 +110,10 @@ def initialize(
     settings = load(request.source, world_size=job.info.world_size)
     mesh = mesh_of(request, settings, job)  # from here on every rank has the same model and config
     precision = apply_precision(request.model, settings, mesh.device, job.say)
+    cuts: Cuts = dict(chain.from_iterable(cut(request.model, settings, mesh).items() for cut in CUT_BY_AXES))
     tiers = open_tiers(request.model, settings, mesh, optimizer, precision=precision, say=job.say)
     fence = Fence()
-    sharded = shard_model(request, settings, mesh, precision=precision, tiers=tiers, say=job.say)
+    sharded = shard_model(request, settings, mesh, cuts, precision=precision, tiers=tiers, say=job.say)
     update = make_update(request, settings, mesh, sharded, tiers, fence=fence, say=job.say)
     data = make_data(request, settings, mesh)
     predicted = sharded.prediction(update.optimizer)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dsrun.contract.environment import STEP_EVENT
 
-from ..mesh.collectives import Collectives
 from ..observe.memory import used_bytes
 from ..observe.records import RecordWriter
 from ..observe.wear import DiskWear
@@ -22,8 +21,10 @@ class StepReport:
     """Collects losses between optimizer steps and reports each step from rank 0.
 
     Args:
-        collectives: ranks to average the loss over.
         records: writer of the run's records, which gets each step.
+        data_ranks: ranks with samples of their own.
+        counts_losses: whether this rank's losses count: of ranks that share samples, the first one's do.
+        tells: whether this rank writes records and prints lines.
         steps_per_print: optimizer steps between printed lines; None for none.
         device: device that losses are summed on, so that the host need not read them.
         model_numel: parameters, for the estimate of operations.
@@ -33,16 +34,20 @@ class StepReport:
 
     def __init__(
         self,
-        collectives: Collectives,
         records: RecordWriter,
         *,
+        data_ranks: int,
+        counts_losses: bool,
+        tells: bool,
         steps_per_print: int | None,
         device: torch.device,
         model_numel: int,
         total_steps: int | None,
         wear: DiskWear | None = None,
     ) -> None:
-        self._collectives = collectives
+        self._data_ranks = data_ranks
+        self._counts_losses = counts_losses
+        self._tells = tells
         self._records = records
         self._steps_per_print = steps_per_print
         #: fp64, [2]: losses since the last step, and its request to stop, for the step's own all-reduce.
@@ -58,7 +63,8 @@ class StepReport:
 
     def add_loss(self, loss: Tensor) -> None:
         """Takes one micro batch's mean loss, detached, [1], on any device: scripts move what the model returns."""
-        self.shared_2[:1] += loss.to(self._device)
+        if self._counts_losses:
+            self.shared_2[:1] += loss.to(self._device)
         self._losses += 1
 
     def miss_loss(self) -> None:
@@ -85,15 +91,15 @@ class StepReport:
             samples: number of samples of all ranks in this step.
             next_scale: loss scale of the next step.
         """
-        loss = None if self._missed else result.loss_sum / (max(1, self._losses) * self._collectives.size)
+        loss = None if self._missed else result.loss_sum / (max(1, self._losses) * self._data_ranks)
         self._missed = False
         self.shared_2.zero_()
         self._losses = 0
         # The other ranks' batches have the same shape, or nearly: no collective is spent on their numbers.
-        tokens, self._tokens = self._tokens * self._collectives.size, 0
+        tokens, self._tokens = self._tokens * self._data_ranks, 0
         now = time.perf_counter()
         seconds, self._started = now - self._started, now
-        if self._collectives.rank != 0:
+        if not self._tells:
             return
         number = counters.global_steps
         self._records.write(

@@ -18,7 +18,6 @@ from ..memory.arenas import Arenas
 from ..memory.host_pool import Say, host_pool_for
 from ..mesh.collectives import Collectives
 from ..mesh.join.groups import ProcessGroupMesh
-from ..mesh.spec import DATA_AXIS
 from ..offload.host_gradients import HostGradients
 from ..offload.params.on_disk import DiskShards
 from ..offload.params.on_host import HostShards
@@ -34,6 +33,7 @@ from ..zero.creation.unbuilt import UnbuiltParameters
 from ..zero.creation.units import build_store, build_units
 from ..zero.grads.reducer import GradReducer
 from ..zero.params.slots import turns_of
+from ..zero.units.cuts import Cuts
 from ..zero.units.find import find_units
 from ..zero.units.leaves import mark_leaves
 from ..zero.units.plan import ZeroPlan
@@ -64,6 +64,7 @@ def shard_model(
     request: Request,
     settings: Config,
     mesh: ProcessGroupMesh,
+    cuts: Cuts,
     *,
     precision: PrecisionPolicy,
     tiers: Tiers,
@@ -71,12 +72,13 @@ def shard_model(
 ) -> ShardedModel:
     """Takes a model's parameters over: to this rank's device, with rank 0's values, into flat buffers.
 
-    Enters the collectives of `materialise`, `build_units`, `join_frozen` and `place_frozen`, on the data axis.
+    Enters the collectives of `materialise`, `build_units`, `join_frozen` and `place_frozen`.
 
     Args:
         request: the model, the same on every rank, and the optimizer groups of its parameters.
         settings: the config.
         mesh: ranks and device.
+        cuts: parameters that an axis beside data has changed.
         precision: dtypes of parameters and masters.
         tiers: Memory of the device, its host and drives, and whose masters go where.
         say: callback that gets a message, once for the whole job, about each thing that goes otherwise than the config
@@ -87,12 +89,12 @@ def shard_model(
     """
     model, assignment, updates = request.model, request.assignment, request.updates(settings)
     plan = ZeroPlan.of_stage(settings.zero_optimization.stage)
-    data_axis, memory = mesh.axes[DATA_AXIS], tiers.memory
+    replicas, memory = mesh.replicas(), tiers.memory
     leaves = settings.zero_optimization.leaf_module
     mark_leaves(model, classes=leaves.classes, names=leaves.names, name_suffixes=leaves.name_suffixes, say=say)
     slices = _slices_of_parameters(settings, plan, mesh, tiers, say=say)
     if has_meta(model):
-        materialise(model, UnbuiltParameters(data_axis, device=mesh.device, on_host=slices is not None))
+        materialise(model, UnbuiltParameters(replicas, device=mesh.device, on_host=slices is not None))
     left_out = mark_left_out(model, assignment.group_of)  # by now, for those on the meta device have been made anew
     if left_out:
         _tell_left_out(left_out, say)
@@ -101,8 +103,9 @@ def shard_model(
     trained_leave = slices is not None and (precision.has_separate_master or tiers.host is not None or not updates)
     placement = _placement(tiers, slices if trained_leave else None, precision)
     units = _trained_units(
-        model, settings, assignment, mesh, precision=precision, kept=kept, placement=placement, memory=memory
+        model, settings, assignment, mesh, cuts, precision=precision, kept=kept, placement=placement, memory=memory
     )
+    _count_once(units, settings, plan, mesh)
     leaving = [unit for unit in units if unit.steps_on_host]
     _end_admissions(tiers, leaving)
     _reserve_leaving(slices, [unit for unit in units if updates and not unit.steps_on_host], precision.compute)
@@ -114,7 +117,7 @@ def shard_model(
         units,
         plan,
         budgets,
-        data_axis,
+        replicas,
         precision=precision,
         device=mesh.device,
         memory=memory,
@@ -123,10 +126,10 @@ def shard_model(
     )
     if slices is not None and (not trained_leave or (units and all(unit.tier is None for unit in units))):
         say(_STAYS_WITH_OPTIMIZER + ("" if gathered.frozen else ", and nothing is frozen that could"))
-    place_frozen(model, data_axis, precision=precision, device=mesh.device, cut=gathered.frozen, kept=kept.tensors)
+    place_frozen(model, replicas, precision=precision, device=mesh.device, cut=gathered.frozen, kept=kept.tensors)
     mark_left_out(model, assignment.group_of)  # again: those in slices have been made anew
     gathering = turns_of(gathered.acquired, budgets)
-    store = build_store(gathered.acquired, plan, data_axis, gathering=gathering, memory=memory)
+    store = build_store(gathered.acquired, plan, replicas, gathering=gathering, memory=memory)
     gradients_of = partial(_host_gradients, settings=settings, mesh=mesh, tiers=tiers, compute=precision.compute)
     away = gradients_of(leaving)
     return ShardedModel(
@@ -138,7 +141,7 @@ def shard_model(
         frozen=gathered.frozen,
         gathering=gathering,
         store=store,
-        reducer=_reducer(units, settings, plan, data_axis, leaving=leaving, away=away, memory=memory),
+        reducer=_reducer(units, settings, plan, replicas, leaving=leaving, away=away, memory=memory),
         settings=resolved,
         kept=kept,
         leaving=leaving,
@@ -163,6 +166,7 @@ def _trained_units(
     settings: Config,
     assignment: GroupAssignment,
     mesh: ProcessGroupMesh,
+    cuts: Cuts,
     *,
     precision: PrecisionPolicy,
     kept: Fp32Modules,
@@ -176,11 +180,12 @@ def _trained_units(
             model, settings.torch_autocast.lower_precision_safe_modules, compute=precision.compute
         ),
         comm_dtype=autocast_of(settings),
+        cuts=cuts,
     )
     return build_units(
         specs,
         ZeroPlan.of_stage(settings.zero_optimization.stage),
-        mesh.axes[DATA_AXIS],
+        mesh.replicas,
         precision=precision,
         device=mesh.device,
         group_of=assignment.group_of,
@@ -214,15 +219,15 @@ def _host_gradients(
     if tiers.host is None or not leaving:
         return None
     assert settings.batch is not None, "the config was loaded with a world size"
-    size, comm_name = mesh.axes[DATA_AXIS].size, settings.communication_data_type
-    divide_before, divide_by = _divisors(settings, size)
+    comm_name = settings.communication_data_type
+    several = any(unit.replicas.size > 1 for unit in leaving)
     return HostGradients(
         [unit.owned[1] - unit.owned[0] for unit in leaving],
         bus=tiers.host.bus,
         device=mesh.device,
-        travels=DTYPES[comm_name] if comm_name is not None and size > 1 else compute,
+        travels=DTYPES[comm_name] if comm_name is not None and several else compute,
         accumulates=settings.batch.accumulation_steps > 1,
-        factor=divide_before / divide_by,
+        factors=[unit.divide_before / unit.divide_by for unit in leaving],
         pool=tiers.host.pool,
         memory=tiers.memory,
         ahead=settings.zero_optimization.offload_optimizer.super_offload,
@@ -240,14 +245,11 @@ def _reducer(
     memory: Arenas,
 ) -> GradReducer:
     comm_name = settings.communication_data_type
-    divide_before, divide_by = _divisors(settings, collectives.size)
     return GradReducer(
         units,
         collectives,
         shard_optimizer=plan.shard_optimizer,
         shard_gradients=plan.shard_gradients,
-        divide_before=divide_before,
-        divide_by=divide_by,
         comm_dtype=None if comm_name is None else DTYPES[comm_name],
         sums=None if away is None else sums_of(units, leaving, away),
         sums_early=away is not None,  # they leave the device beside the backward
@@ -256,10 +258,29 @@ def _reducer(
     )
 
 
-def _divisors(settings: Config, size: int) -> tuple[float, float]:
-    """Returns what gradients of `size` ranks are divided by before they are added up, and in all; both 1 for sums."""
+def _count_once(units: Sequence[ParamUnit], settings: Config, plan: ZeroPlan, mesh: ProcessGroupMesh) -> None:
+    """Says how the units' gradients become means, and which elements this rank counts in sums over the job."""
+    spec = mesh.spec
+    for unit in units:
+        of_replicas = spec.replica_axes(unit.placement.cut_over)
+        averaged = [name for name in of_replicas if name not in unit.placement.summed_over]
+        repeated = [name for name in averaged if name not in spec.role_axes("batch")]
+        unit.divide_before, unit.divide_by = _divisors(settings, repeats=spec.size(repeated), size=spec.size(averaged))
+    if not plan.shard_optimizer and any(unit.replicas.size < mesh.world.size for unit in units):
+        for unit in units:
+            unit.counted = unit.layout.shard_range(unit.replicas.rank)
+
+
+def _divisors(settings: Config, *, repeats: int, size: int) -> tuple[float, float]:
+    """Returns what gradients of a unit are divided by before they are added up over its replicas, and in all.
+
+    Args:
+        settings: the config.
+        repeats: ranks that compute the gradient of the same samples.
+        size: ranks whose gradients are averaged: `repeats` times those with samples of their own.
+    """
     if settings.gradient_allreduce_op == "sum":
-        return 1.0, 1.0
+        return 1.0, float(repeats)
     return float(size) if settings.prescale_gradients else settings.gradient_predivide_factor, float(size)
 
 
@@ -271,7 +292,7 @@ def _slices_of_parameters(
     if not plan.shard_parameters or section.device == "none":
         return None
     pool = host_pool_for(mesh.device, pin=section.pin_memory, say=say)
-    host = HostShards(mesh.axes[DATA_AXIS], tiers.bus, tiers.memory, pool=pool, device=mesh.device)
+    host = HostShards(tiers.bus, tiers.memory, pool=pool, device=mesh.device)
     if section.device == "cpu":
         return host
     return DiskShards(
@@ -279,7 +300,6 @@ def _slices_of_parameters(
         lambda: file_of_parameters(settings, rank=mesh.info.rank),
         most_in_memory=section.max_in_cpu,
         buffers=section.buffer_count,
-        collectives=mesh.axes[DATA_AXIS],
         bus=tiers.bus,
         memory=tiers.memory,
         pool=pool,

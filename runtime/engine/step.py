@@ -107,7 +107,7 @@ class StepParts:
     Attributes:
         units: all units.
         plan: plan of what is sharded.
-        collectives: the axis it is sharded over.
+        world: all ranks of the job.
         reducer: reducer of the gradients.
         optimizer: sharded optimizer of the master parameters.
         store: parameter store.
@@ -117,12 +117,22 @@ class StepParts:
 
     units: Sequence[ParamUnit]
     plan: ZeroPlan
-    collectives: Collectives
+    world: Collectives
     reducer: GradReducer
     optimizer: ShardOptimizer
     store: ParamStore
     writes: ScriptWrites
     away: DeferredUpdate | None = None
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether a rank has less than all gradients of the job, so that what each has counted is summed up."""
+        return self.plan.shard_optimizer or any(unit.replicas.size < self.world.size for unit in self.units)
+
+    @property
+    def total_numel(self) -> int:
+        """Elements of all ranks' units, each once; the same number on every rank."""
+        return sum(unit.layout.padded_numel * (self.world.size // unit.replicas.size) for unit in self.units)
 
 
 def take_step(
@@ -153,9 +163,9 @@ def take_step(
     unused = parts.reducer.unused
     totals = global_totals(
         parts.reducer.sums.norms(),
-        parts.collectives,
-        spread=parts.plan.shard_optimizer,
-        total_numel=sum(unit.layout.padded_numel for unit in parts.units),
+        parts.world,
+        spread=parts.is_spread,
+        total_numel=parts.total_numel,
         mark=parts.store.take_fingerprint() ^ parts.writes.take_mark(),
         extra_N=shared_2,
         more=[] if unused is None else [unused.count_1()],
@@ -176,7 +186,7 @@ def take_step(
         left_out = frozenset[str]() if unused is None else unused.agree(totals.sums[2])
         if parts.away is None:
             parts.optimizer.step(factor, left_out)
-            publish(parts.units, parts.plan, parts.collectives, parts.store)
+            publish(parts.units, parts.plan, parts.store)
         else:
             parts.away.begin(factor, left_out)
     elif parts.away is not None:
@@ -191,4 +201,4 @@ def take_step(
 def _first_non_finite(parts: StepParts) -> str | None:
     ranges = ((unit.layout, unit.owned[0], parts.reducer.sums.read(unit.index)) for unit in parts.units)
     device = parts.units[0].device
-    return first_non_finite(ranges, parts.collectives, spread=parts.plan.shard_optimizer, device=device)
+    return first_non_finite(ranges, parts.world, spread=parts.is_spread, device=device)

@@ -11,7 +11,6 @@ from torch import optim
 from dsrun.config.config import Config
 
 from ..mesh.join.groups import ProcessGroupMesh
-from ..mesh.spec import DATA_AXIS
 from ..optim.sharded import ShardOptimizer
 from ..optim.states.format import FP32_STATES, STATE_FORMATS
 from ..precision.configured import loss_scale_of, skips_non_finite
@@ -81,7 +80,7 @@ def make_update(
     shards = ShardOptimizer(
         [unit.owned_range(request.assignment.group_of) for unit in sharded.units],
         group_count=len(request.assignment.options),
-        axis=mesh.axes[DATA_AXIS] if sharded.plan.shard_optimizer else None,
+        axis=mesh.replicas() if sharded.plan.shard_optimizer else None,
         stays=[not unit.steps_on_host for unit in sharded.units],
         fence=fence,
     )
@@ -113,7 +112,7 @@ def step_parts(sharded: ShardedModel, update: Update, mesh: ProcessGroupMesh, *,
     return StepParts(
         units=sharded.units,
         plan=sharded.plan,
-        collectives=mesh.axes[DATA_AXIS],
+        world=mesh.world,
         reducer=sharded.reducer,
         optimizer=update.shards,
         store=sharded.store,
@@ -151,7 +150,6 @@ def _update_away(
         update_on_host,
         optimizer=shards,
         host=tiers.host,
-        collectives=mesh.axes[DATA_AXIS],
         settings=settings,
         memory=tiers.memory,
         say=say,

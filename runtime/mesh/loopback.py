@@ -51,6 +51,9 @@ class LoopbackWorld:
         self._posted: list[Tensor | None] = [None] * size
         self._names = [""] * size
         self.places = [Where() for _ in range(size)]
+        self._timeout_s = timeout_s
+        self._peers: dict[tuple[int, ...], LoopbackWorld] = {}
+        self._making = threading.Lock()
 
     def run(self, body: Callable[[LoopbackCollectives], _Result]) -> list[_Result]:
         """Runs `body` once a rank, each in a thread of its own, and returns the results in rank order.
@@ -62,7 +65,7 @@ class LoopbackWorld:
             try:
                 return body(LoopbackCollectives(self, rank))
             except BaseException:
-                self._barrier.abort()
+                self.abort()
                 raise
 
         with ThreadPoolExecutor(self.size) as pool:
@@ -71,6 +74,24 @@ class LoopbackWorld:
         for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
             raise error
         return [future.result() for future in futures]
+
+    def abort(self) -> None:
+        """Releases all ranks from their collectives, by an error."""
+        self._barrier.abort()
+        with self._making:
+            for peers in self._peers.values():
+                peers.abort()
+
+    def among(self, ranks: tuple[int, ...]) -> LoopbackWorld:
+        """Returns the world of some of the ranks, the same one for all of them; in it they are in the same steps."""
+        with self._making:
+            if ranks not in self._peers:
+                peers = LoopbackWorld(
+                    len(ranks), timeout_s=self._timeout_s, observers=[self.observers[rank] for rank in ranks]
+                )
+                peers.places = [self.places[rank] for rank in ranks]
+                self._peers[ranks] = peers
+            return self._peers[ranks]
 
     def exchange(self, rank: int, tensor: Tensor, read: Callable[[list[Tensor]], None], *, name: str) -> None:
         """Shows every rank's tensor to `read` on every rank; a tensor may be overwritten only after this returns.
@@ -103,6 +124,16 @@ class LoopbackCollectives(CountedAllToAll):
         self.size = world.size
         self.traffic = Traffic()
         self.where = world.places[rank]
+
+    def among(self, ranks: tuple[int, ...]) -> LoopbackCollectives:
+        """Returns the collectives of this rank and some others; these where they are all ranks.
+
+        Args:
+            ranks: numbers of the ranks, ascending, this one among them.
+        """
+        if len(ranks) == self.size:
+            return self
+        return LoopbackCollectives(self._world.among(ranks), ranks.index(self.rank))
 
     def zeros(self, numel: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """See `Collectives`."""

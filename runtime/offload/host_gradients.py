@@ -97,7 +97,7 @@ class HostGradients:
         device: device on which gradients are reduced.
         travels: dtype in which they are.
         accumulates: a step adds up micro steps as a rule.
-        factor: factor that reduced gradients are multiplied by; here it only decides `widens`.
+        factors: factors that reduced gradients of the ranges are multiplied by; here they only decide `widens`.
         pool: pool that makes the host memory.
         memory: arenas in which the host buffers, and the sums on the device, are reserved.
         ahead: sums leave the device as soon as they are final, into buffers of their own.
@@ -120,7 +120,7 @@ class HostGradients:
         device: torch.device,
         travels: torch.dtype,
         accumulates: bool,
-        factor: float,
+        factors: Sequence[float],
         pool: HostPool,
         memory: Arenas,
         ahead: bool = False,
@@ -134,7 +134,7 @@ class HostGradients:
         self.travels = travels
         self.accumulates = accumulates
         self.ahead = ahead
-        self.widens = not (accumulates or travels == torch.float32 or is_power_of_two(factor))
+        self.widens = not (accumulates or travels == torch.float32 or all(map(is_power_of_two, factors)))
         self._sent: dict[int, _Sent] = {}
         self._norms: dict[int, Tensor] = {}
         self._sums: dict[int, Tensor] = {}

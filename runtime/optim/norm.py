@@ -88,8 +88,8 @@ def global_totals(
 
     Args:
         norms: `block_norms` of this rank's accumulated gradients, in one tensor or several; their order does not count.
-        collectives: the axis.
-        spread: the ranges are spread over the axis; False: every rank holds all of them.
+        collectives: all ranks of the job.
+        spread: the ranges are spread over the ranks, and each element is in one; False: every rank holds all of them.
         total_numel: elements over all ranks, which fixes the rounding; the same on every rank.
         mark: number that should be the same on every rank; less than 2^53.
         extra_N: fp64, [N], on the norms' device; to be summed over the ranks. Left as it is.

@@ -20,8 +20,8 @@ def first_non_finite(
 
     Args:
         ranges: ranges of all units, each as layout, first element of the range, and its gradients, flat.
-        collectives: the axis; every rank must call.
-        spread: the ranges are spread over it; False: every rank holds all, and nothing is exchanged.
+        collectives: all ranks of the job; every rank must call.
+        spread: the ranges are spread over them; False: every rank holds all, and nothing is exchanged.
         device: device of the gradients.
 
     Returns:

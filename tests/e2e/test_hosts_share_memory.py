@@ -54,7 +54,7 @@ for number in range(6):
 norm = engine.get_global_grad_norm().hex()
 own = [unit.master for unit in engine._sharded.units]
 digest = hashlib.sha256(b"".join(each.numpy().tobytes() for each in own)).hexdigest()
-kind = type(engine._mesh.axes['data']).__name__
+kind = type(engine._mesh.world).__name__
 result = f"{engine.global_rank} {norm} {losses[-1]} {digest}"
 print(kind, result, flush=True)
 engine.destroy()

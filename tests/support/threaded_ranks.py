@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from dsrun.contract.environment import RankInfo
+from dsrun.mesh_spec import MeshSpec
 from dsrun.runtime.activation.keep.rings import Rings
 from dsrun.runtime.memory.bus import Bus
+from dsrun.runtime.mesh.host_memory.noticeboard import LocalNoticeboard
 from dsrun.runtime.mesh.join.groups import ProcessGroupMesh
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
-from dsrun.runtime.mesh.spec import DATA_AXIS, MeshSpec
 from support.inside_engine import step_of, tiers_of
 from support.models import TinyGPT, loss_of
 from support.training import batches
@@ -33,6 +34,7 @@ MakeBus = Callable[[torch.device], Bus]
 
 _JOB = "dsrun.runtime.engine.compose.job"
 _MESH = "dsrun.runtime.engine.compose.mesh"
+_SAVING = "dsrun.runtime.engine.compose.saving"
 _TIERS = "dsrun.runtime.engine.host.tiers"
 _ACTIVATE = "dsrun.runtime.activation.activate"
 
@@ -149,6 +151,7 @@ class _Here:
     def __init__(self, device: torch.device) -> None:
         self.rank = threading.local()
         self._device = device
+        self._board = LocalNoticeboard()
 
     def show(self, patch: pytest.MonkeyPatch) -> None:
         """Has the composition root ask here."""
@@ -157,6 +160,7 @@ class _Here:
         patch.setattr(root, "present_backend", lambda: "gloo")
         patch.setattr(root, "choose_device", lambda backend, info: self._device)
         patch.setattr(root, "make_mesh", self._mesh)
+        patch.setattr(importlib.import_module(_SAVING), "noticeboard", lambda: self._board)
 
     def _info(self) -> RankInfo:
         axis: LoopbackCollectives = self.rank.collectives
@@ -164,8 +168,9 @@ class _Here:
 
     def _mesh(self, spec: MeshSpec, info: RankInfo, *, device: torch.device, observer: Any) -> ProcessGroupMesh:
         del observer
-        axis: LoopbackCollectives = self.rank.collectives
-        return ProcessGroupMesh(spec, info, device, "gloo", {DATA_AXIS: axis}, axis.where)
+        world: LoopbackCollectives = self.rank.collectives
+        views = {view: world.among(spec.peers(world.rank, view)) for view in spec.views()}
+        return ProcessGroupMesh(spec, info, device, "gloo", views, world.where)
 
 
 def _train(module: nn.Module, settings: dict[str, Any], steps: int, between: Between) -> Trained:

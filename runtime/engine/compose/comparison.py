@@ -15,7 +15,6 @@ from dsrun.config.config import Config
 
 from ...mesh.agree.same import check_agreement
 from ...mesh.join.groups import ProcessGroupMesh
-from ...mesh.spec import DATA_AXIS
 from ...optim.groups import GroupAssignment
 from ...zero.partition_parameters import home_of
 
@@ -36,7 +35,7 @@ def check_same_everywhere(
         settings: the config.
         assignment: optimizer groups of its parameters.
         training_data: training dataset; its length is compared, if it has one. None without a dataset.
-        mesh: mesh of the ranks; those on its data axis are compared.
+        mesh: mesh of the ranks, which are all compared.
         updates: whether there is an optimizer; ranks with one enter collectives that ranks without one do not.
 
     Raises:
@@ -57,4 +56,4 @@ def check_same_everywhere(
         "the length of training_data": len(training_data) if isinstance(training_data, Sized) else None,
         "the config": settings.raw,
     }
-    check_agreement(facts, mesh.axes[DATA_AXIS], device=mesh.device)
+    check_agreement(facts, mesh.world, device=mesh.device)

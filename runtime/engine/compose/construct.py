@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from dsrun.config.axes import axes_of
+from dsrun.config.config import Config
+from dsrun.config.load import inspect
 from dsrun.config.text.source import ConfigSource, read_source
 from dsrun.errors import InputError
 
 from ...mesh.join.gpus import choose_device
 from ...mesh.join.groups import make_mesh, present_backend
-from ...mesh.spec import DATA_AXIS
 from ...zero.access.state_dicts import watch_state_dicts
 from ...zero.creation.construct import ConstructionBySlices
 from ...zero.creation.unbuilt import UnbuiltParameters
 from .distributed import join_job
-from .mesh import axes_of
 
 
 class Init:
@@ -38,8 +39,8 @@ class Init:
             not taken but that, None and "none".
         pin_memory: DeepSpeed's argument of this name; no effect here.
         config_dict_or_path: the training config; where its stage is not 3, every rank will hold all parameters, and
-            they are built as always. Only its stage and `offload_param` are read: values that `"auto"` leaves to the
-            script may be open yet.
+            they are built as always. Only its stage, `offload_param` and the axes of ranks are read: values that
+            `"auto"` leaves to the script may be open yet.
         config: another name of it.
         enabled: False: nothing happens.
         dtype: dtype that floating-point parameters are kept in; None: the dtype they are built in.
@@ -75,6 +76,8 @@ class Init:
         leaves = isinstance(offload, Mapping) and offload.get("device") in ("cpu", "nvme")
         self._on_host = leaves or remote_device == "cpu"
         self._dtype = dtype
+        # What is wrong with it, `dsrun.initialize` says.
+        self._settings = (None if source is None else inspect(source).config) or Config()
         self._stack = ExitStack()
         if module is not None and self._enabled:
             self._nursery().take(module.named_parameters())
@@ -93,8 +96,8 @@ class Init:
     def _nursery(self) -> UnbuiltParameters:
         info = join_job()
         device = choose_device(present_backend(), info)
-        mesh = make_mesh(axes_of(info.world_size), info, device=device)
-        return UnbuiltParameters(mesh.axes[DATA_AXIS], device=mesh.device, dtype=self._dtype, on_host=self._on_host)
+        mesh = make_mesh(axes_of(self._settings, info.world_size), info, device=device)
+        return UnbuiltParameters(mesh.replicas(), device=mesh.device, dtype=self._dtype, on_host=self._on_host)
 
 
 def _zero_section(source: ConfigSource) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""The data that a rank trains on: a loader of what the script has given, cut over the ranks of the data axis."""
+"""The data that a rank trains on: a loader of what the script has given, cut over the ranks of the role `batch`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from dsrun.config.config import Config
 from ...data.loader import LoaderOptions, TrainingLoader
 from ...data.stream import StreamLoader
 from ...mesh.join.groups import ProcessGroupMesh
-from ...mesh.spec import DATA_AXIS
 from .request import Request
 
 
@@ -45,7 +44,7 @@ def make_data(request: Request, settings: Config, mesh: ProcessGroupMesh) -> Dat
         seed=settings.dataloader_seed,
         workers=settings.dataloader_num_workers,
     )
-    axis, micro_batch, dataset = mesh.axes[DATA_AXIS], settings.batch.micro_batch, request.training_data
+    axis, micro_batch, dataset = mesh.batch, settings.batch.micro_batch, request.training_data
     if dataset is None:
         return Data(None, options, settings.batch, axis.rank)
     if isinstance(dataset, IterableDataset):

@@ -14,7 +14,6 @@ from ...activation.configured import is_configured, named_generators
 from ...memory.pages import give_freed_pages_back
 from ...mesh.agree.same import largest
 from ...mesh.join.groups import ProcessGroupMesh
-from ...mesh.spec import DATA_AXIS
 from ...optim.sharded import ShardOptimizer
 from ...protocols import ChangeFence
 from ...zero.access.state_dicts import watch_state_dicts
@@ -61,7 +60,7 @@ def attach(
         fence: fence that keeps state unchanged while a checkpoint copies it.
         say: callback that prints a message once for the whole job, on rank 0.
     """
-    axis = mesh.axes[DATA_AXIS]
+    axis = mesh.replicas()
     hooks = UnitHooks(sharded.acquired, sharded.store, sharded.reducer)
     agreed = partial(largest, collectives=axis, device=mesh.device, label="measured blocks")
     activations = activate(  # after the units' hooks, which stand within its own

@@ -1,25 +1,16 @@
-"""The ranks that share a model, by axes: the one place that divides the ranks of a job."""
+"""The ranks that share a model, in their roles, agreed on what they were given."""
 
 from __future__ import annotations
 
+from dsrun.config.axes import axes_of
 from dsrun.config.config import Config
 
 from ...mesh.join.gpus import choose_device
 from ...mesh.join.groups import ProcessGroupMesh, make_mesh, present_backend, separate_reductions
-from ...mesh.spec import DATA_AXIS, MeshSpec
 from ...optim.groups import check_trainable
 from .comparison import check_same_everywhere
 from .job import Job
 from .request import Request
-
-
-def axes_of(world_size: int) -> MeshSpec:
-    """Returns how the ranks of a job are divided: all of them share out the data.
-
-    Args:
-        world_size: number of ranks.
-    """
-    return MeshSpec(((DATA_AXIS, world_size),))
 
 
 def mesh_of(request: Request, settings: Config, job: Job) -> ProcessGroupMesh:
@@ -35,7 +26,7 @@ def mesh_of(request: Request, settings: Config, job: Job) -> ProcessGroupMesh:
     if updates:
         check_trainable(request.model)
     device = choose_device(present_backend(), job.info)
-    mesh = make_mesh(axes_of(job.info.world_size), job.info, device=device, observer=job.heartbeat)
+    mesh = make_mesh(axes_of(settings, job.info.world_size), job.info, device=device, observer=job.heartbeat)
     check_same_everywhere(request.model, settings, request.assignment, request.training_data, mesh, updates=updates)
     if updates:
         separate_reductions(mesh)

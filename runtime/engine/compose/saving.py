@@ -23,7 +23,6 @@ from ...mesh.collectives import Collectives
 from ...mesh.host_memory.noticeboard import noticeboard
 from ...mesh.join.groups import ProcessGroupMesh
 from ...mesh.join.mail import GlooMail
-from ...mesh.spec import DATA_AXIS
 
 #: How long a copy on its way waits for another rank: less than training itself does.
 _MAIL_TIMEOUT_S = 600.0
@@ -58,7 +57,7 @@ def make_saving(settings: Config, mesh: ProcessGroupMesh, fence: Fence) -> Savin
     Raises:
         CheckpointError: the folder for copies is another user's.
     """
-    axis, folder = mesh.axes[DATA_AXIS], resume_folder()
+    axis, folder = mesh.world, resume_folder()
     resume = None if folder is None else place_of(folder)
     saver = Saver(
         axis,

@@ -17,7 +17,6 @@ from dsrun.errors import ModelError
 from ...memory.arenas import Arenas
 from ...memory.bus import Bus
 from ...memory.host_pool import host_pool_for
-from ...mesh.collectives import Collectives
 from ...offload.ahead.double_buffer import DoubleBuffer
 from ...offload.params.on_disk import DiskShards
 from ...offload.states.host_range import HostRange
@@ -52,7 +51,6 @@ def update_on_host(
     sharded: ShardedModel,
     optimizer: ShardOptimizer,
     host: HostTier,
-    collectives: Collectives,
     *,
     settings: Config,
     memory: Arenas,
@@ -66,7 +64,6 @@ def update_on_host(
         sharded: the model, with its gradients on their way there.
         optimizer: sharded optimizer that drives torch's optimizer.
         host: the memory.
-        collectives: the axis that ranges are spread over.
         settings: the config.
         memory: arenas that buffers are reserved in.
         say: callback that prints a message once for the whole job, on rank 0.
@@ -128,7 +125,6 @@ def update_on_host(
     update = OffloadedUpdate(
         sharded.units,
         sharded.plan,
-        collectives,
         sharded.reducer,
         sharded.store,
         steps,

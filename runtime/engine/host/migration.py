@@ -20,7 +20,6 @@ from ...memory.arena import MOVED
 from ...memory.arenas import Arenas
 from ...memory.bus import Bus
 from ...memory.pages import fresh_zeros
-from ...mesh.collectives import Collectives
 from ...offload.step.ways import BlockStep
 from ...optim.sharded import ShardOptimizer
 from ...zero.params.publisher import publish
@@ -50,7 +49,6 @@ class MigratingUpdate:
         optimizer: sharded optimizer of the master parameters.
         memory: arenas that buffers are reserved in.
         bus: bus that carries masters and optimizer states to the device.
-        collectives: the axis that the optimizer is sharded over.
         make: function that makes the update of a sharded model, and the `StepWatch` that observes it.
         after: steps before it looks again.
         reconsider: function that decides which units move to the device; see `Reconsider`.
@@ -66,7 +64,6 @@ class MigratingUpdate:
         optimizer: ShardOptimizer,
         memory: Arenas,
         bus: Bus,
-        collectives: Collectives,
         *,
         make: Callable[[ShardedModel], tuple[DeferredUpdate, StepWatch]],
         after: int,
@@ -76,7 +73,6 @@ class MigratingUpdate:
         self._optimizer = optimizer
         self._memory = memory
         self._bus = bus
-        self._collectives = collectives
         self._make = make
         self._after: int | None = after
         self._reconsider = reconsider
@@ -171,7 +167,7 @@ class MigratingUpdate:
             self._host, self._watch = self._make(self._sharded)
             self._watch_arrivals()
         else:
-            self._host = _UpdateHere(self._sharded, self._optimizer, self._collectives)
+            self._host = _UpdateHere(self._sharded, self._optimizer)
         if self.moved is not None:
             self.moved(self._sharded)
 
@@ -230,7 +226,6 @@ def moving_update(
         optimizer,
         memory,
         bus,
-        staying.collectives,
         make=make,
         after=after,
         reconsider=staying.reconsider,
@@ -256,10 +251,9 @@ class _WatchedUpdate:
 class _UpdateHere:
     """A `DeferredUpdate` of which nothing is away any more: it is done when it has begun."""
 
-    def __init__(self, sharded: ShardedModel, optimizer: ShardOptimizer, collectives: Collectives) -> None:
+    def __init__(self, sharded: ShardedModel, optimizer: ShardOptimizer) -> None:
         self._sharded = sharded
         self._optimizer = optimizer
-        self._collectives = collectives
 
     @property
     def order(self) -> Sequence[int]:
@@ -273,7 +267,7 @@ class _UpdateHere:
 
     def begin(self, coefficient: float, unused: Collection[str] = ()) -> None:
         self._optimizer.step(coefficient, unused)
-        publish(self._sharded.units, self._sharded.plan, self._collectives, self._sharded.store)
+        publish(self._sharded.units, self._sharded.plan, self._sharded.store)
 
     def share_ahead(self) -> float | None:
         return None

@@ -25,7 +25,6 @@ from ...memory.room import free_bytes
 from ...mesh.agree.same import largest
 from ...mesh.collectives import Collectives
 from ...mesh.join.groups import ProcessGroupMesh
-from ...mesh.spec import DATA_AXIS
 from ...observe.memory import HostOptimizer, StatePrediction
 from ...offload.place.speeds import measure_buses
 from ...offload.place.tiers import AllowedTiers, Budgets, Buses, ElementBytes, Tier, UnitSize, place
@@ -94,8 +93,8 @@ class ResidencyPolicy:
 
     @property
     def collectives(self) -> Collectives:
-        """The axis that the optimizer is sharded over."""
-        return self._mesh.axes[DATA_AXIS]
+        """All ranks of the job: they place the same units."""
+        return self._mesh.world
 
     def __call__(self, units: Sequence[ParamUnit]) -> Sequence[bool]:
         """See `Stays`; with "auto" one all-reduce of a few numbers, after measuring.
@@ -177,7 +176,7 @@ class ResidencyPolicy:
         mine = (room, buses.out, buses.back, buses.host, buses.disk_read, buses.disk_write)
         found = largest(
             [-(one or 0.0) for one in mine],
-            collectives=self._mesh.axes[DATA_AXIS],
+            collectives=self.collectives,
             device=self._mesh.device,
             label="room and buses",
         )
@@ -253,7 +252,7 @@ class ResidencyPolicy:
     @property
     def _travels(self) -> torch.dtype:
         wire = self._settings.communication_data_type
-        return DTYPES[wire] if wire is not None and self._mesh.axes[DATA_AXIS].size > 1 else self._precision.compute
+        return DTYPES[wire] if wire is not None and self._mesh.replicas().size > 1 else self._precision.compute
 
     @property
     def _masters_in_slices(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
-from ...mesh.collectives import Collectives, Pending
+from ...mesh.collectives import Pending
 from ...offload.ahead.speculation import AheadCounts
 from ...offload.step.cpu_optimizer import CpuOptimizer
 from ...zero.grads.reducer import GradReducer
@@ -31,7 +31,6 @@ class OffloadedUpdate:
     Args:
         units: all trained units.
         plan: plan of what is sharded: at least the optimizer.
-        collectives: the axis it is sharded over.
         reducer: gradient reducer, which knows the order in which forward uses the units, the same on every rank.
         store: parameter store, which is told that gathered copies are stale.
         host: steps their ranges.
@@ -44,7 +43,6 @@ class OffloadedUpdate:
         self,
         units: Sequence[ParamUnit],
         plan: ZeroPlan,
-        collectives: Collectives,
         reducer: GradReducer,
         store: ParamStore,
         host: CpuOptimizer,
@@ -57,12 +55,11 @@ class OffloadedUpdate:
         self._positions = {unit.index: position for position, unit in enumerate(self._leaving)}
         self._staying = [unit for unit in units if unit.index not in self._positions]
         self._plan = plan
-        self._collectives = collectives
         self._reducer = reducer
         self._store = store
         self._host = host
         self._gathers = plan.shard_parameters
-        self._overlaps = overlaps and (plan.shard_parameters or collectives.size == 1)
+        self._overlaps = overlaps and (plan.shard_parameters or all(unit.replicas.size == 1 for unit in units))
         self._marks: dict[int, Tensor] = {}
         self._is_closed = False
         for unit in units:
@@ -141,7 +138,7 @@ class OffloadedUpdate:
         pending: list[Pending] = []
         for unit in [*self._staying, *(self._leaving[position] for position in self._host.order)]:
             self.wait(unit.index)
-            pending.append(self._collectives.all_gather(unit.flat_param, unit.shard, label=unit.label))
+            pending.append(unit.replicas.all_gather(unit.flat_param, unit.shard, label=unit.label))
         for work in pending:
             work.wait()
 

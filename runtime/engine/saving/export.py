@@ -25,7 +25,6 @@ from dsrun.files.atomic import sync_folder
 from ...checkpoint.export.model_files import StreamedModel
 from ...mesh.agree.same import attempt
 from ...mesh.join.groups import ProcessGroupMesh
-from ...mesh.spec import DATA_AXIS
 from ...zero.access.gathered import GatheredParameters
 from ...zero.access.torn import TornState
 from ...zero.creation.pretrained import TensorSource, assign, persistent_buffers
@@ -98,7 +97,7 @@ class WholeWeights:
             work = _stream(self._sharded, path, writes=writes, frozen=frozen, shard_bytes=max_shard_bytes)
         else:
             work = partial(_write, path, whole())
-        failure = attempt(work, self._mesh.axes[DATA_AXIS], device=self._mesh.device, label="save_16bit_model")
+        failure = attempt(work, self._mesh.world, device=self._mesh.device, label="save_16bit_model")
         if failure is not None:
             raise CheckpointError(
                 f"{path}: rank {failure.rank} could not write: {failure.error or 'see its error'}"

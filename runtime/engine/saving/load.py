@@ -186,7 +186,7 @@ def take_over(run: RunState, found: CheckedCheckpoint, *, progress: Callable[[],
         if run.collectives.size > 1:
             sharing = share_blocks(found.index, run.collectives, device=run.mesh.device)
         together(partial(_read_tensors, run, found, sharing, progress=progress))
-        publish(run.units, run.sharded.plan, run.collectives, run.sharded.store)
+        publish(run.units, run.sharded.plan, run.sharded.store)
         for unit in run.sharded.frozen:
             run.sharded.store.refresh(unit)
         together(partial(_take_over_values, run, found))

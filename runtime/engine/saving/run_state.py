@@ -11,7 +11,6 @@ from torch import nn
 from ...checkpoint.staging.sources import OnDrive
 from ...mesh.collectives import Collectives
 from ...mesh.join.groups import ProcessGroupMesh
-from ...mesh.spec import DATA_AXIS
 from ...zero.access.whole import ParamAccess
 from ...zero.units.unit import ParamUnit
 from ..compose.data import Data
@@ -49,8 +48,8 @@ class RunState:
 
     @property
     def collectives(self) -> Collectives:
-        """The ranks that the state is cut over."""
-        return self.mesh.axes[DATA_AXIS]
+        """All ranks of the job."""
+        return self.mesh.world
 
     @property
     def module(self) -> nn.Module:

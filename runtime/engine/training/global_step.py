@@ -110,4 +110,4 @@ class GlobalSteps:
         answers, progress = self._progress.answers, self._progress
         if progress.counts_micro_steps:
             return answers.train_batch_size()
-        return answers.train_micro_batch_size_per_gpu() * self._step.collectives.size * progress.backwards
+        return answers.train_micro_batch_size_per_gpu() * self._mesh.batch.size * progress.backwards

@@ -1,4 +1,4 @@
-"""The rank grid bound to torch.distributed: joining the job, and one group for each axis.
+"""The rank grid bound to torch.distributed: joining the job, and one group for each set of peers.
 
 The only module that joins the default group. Which grid there is, is decided elsewhere.
 
@@ -19,7 +19,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -28,21 +28,21 @@ import torch.distributed as dist
 
 from dsrun.contract.environment import BACKEND_ENV, NONCE_KEY, RankInfo
 from dsrun.errors import LaunchError
+from dsrun.mesh_spec import MeshSpec, Role
 
 from ...compat import HashStore, PrefixStore, Store, TCPStore, backends_of, store_of, timeout_of
 from ..alone import AloneCollectives
 from ..c10d import C10dCollectives, GlooCollectives
-from ..collectives import Collectives, WaitObserver
+from ..collectives import Collectives, Traffic, WaitObserver
 from ..host_memory.collectives import SharedMemoryCollectives, exchange_over
 from ..host_memory.segments import find_hosts
 from ..host_memory.several_hosts import HierarchicalCollectives
-from ..spec import MeshSpec
 from ..step_position import Where
 from .backends import Backend, backend_of, choose_backend, idle_gpus_text, order_warning, serves
 from .gpus import claim_gpu, gpu_name
 from .hardware import has_gpu
 from .last_leave import PATIENCE_S, LastLeave
-from .shared_groups import GroupKey, SharedGroups
+from .shared_groups import GroupKey, Purpose, SharedGroups
 
 _log = logging.getLogger(__name__)
 
@@ -80,23 +80,94 @@ _uses: weakref.WeakKeyDictionary[dist.ProcessGroup, _Use] = weakref.WeakKeyDicti
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroupMesh:
-    """A `MeshSpec` whose axes have process groups.
+    """A `MeshSpec` whose peers can talk: the collectives of a rank in each of its roles, see [Note: roles].
+
+    Roles with the same ranks have the same collectives.
 
     Attributes:
         spec: the grid.
         info: this process's place in the job.
         device: device of this rank's tensors.
         backend: the collectives' library.
-        axes: collectives of this rank along each axis.
-        where: the step this rank is in, as errors of all axes name it.
+        views: collectives of this rank and its peers on some axes, by those of the axes that have several ranks.
+        where: the step this rank is in, as errors of all collectives name it.
     """
 
     spec: MeshSpec
     info: RankInfo
     device: torch.device
     backend: Backend
-    axes: dict[str, Collectives]
+    views: Mapping[tuple[str, ...], Collectives]
     where: Where
+
+    def over(self, axes: Collection[str]) -> Collectives:
+        """Returns the collectives of the ranks that differ from this one on some axes alone; see `MeshSpec.views`."""
+        return self.views[self.spec.wide(axes)]
+
+    def replicas(self, cut_over: Collection[str] = ()) -> Collectives:
+        """Returns those of the ranks that hold the same elements of a parameter.
+
+        Args:
+            cut_over: axes that the parameter is cut along.
+        """
+        return self.over(self.spec.replica_axes(cut_over))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks for the job."""
+        return self.info.rank == 0
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether this rank's samples and losses count: of ranks that share them, the first one's do."""
+        batch, here = self.spec.role_axes("batch"), self.spec.coordinate(self.info.rank)
+        return all(index == 0 for name, index in here.items() if name not in batch)
+
+    def traffic(self) -> Traffic:
+        """Returns what this rank has moved in all its roles; these numbers stand still."""
+        total = Traffic()
+        for collectives in self.views.values():
+            total.calls.update(collectives.traffic.calls)
+            total.bytes.update(collectives.traffic.bytes)
+        return total
+
+    @property
+    def world(self) -> Collectives:
+        """All ranks of the job."""
+        return self._of("world")
+
+    @property
+    def batch(self) -> Collectives:
+        """The ranks with samples of their own."""
+        return self._of("batch")
+
+    @property
+    def shard(self) -> Collectives:
+        """The ranks that share out the state of a parameter which the tensor axis cuts."""
+        return self._of("shard")
+
+    @property
+    def tensor(self) -> Collectives:
+        """The ranks that share a layer."""
+        return self._of("tensor")
+
+    @property
+    def pipe(self) -> Collectives:
+        """The ranks that share the layers."""
+        return self._of("pipe")
+
+    @property
+    def context(self) -> Collectives:
+        """The ranks that share a sequence."""
+        return self._of("context")
+
+    @property
+    def expert(self) -> Collectives:
+        """The ranks that share the experts."""
+        return self._of("expert")
+
+    def _of(self, role: Role) -> Collectives:
+        return self.over(self.spec.role_axes(role))
 
 
 def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: float, nonce: str | None = None) -> None:
@@ -154,16 +225,40 @@ def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: f
 
 
 def _cpu_collectives(
-    group: dist.ProcessGroup,
+    groups: Mapping[tuple[str, ...], dist.ProcessGroup],
     observer: WaitObserver | None,
     where: Where,
     *,
-    make_reductions: Callable[[], dist.ProcessGroup | None],
-) -> C10dCollectives:
+    make_reductions: Callable[[tuple[str, ...]], dist.ProcessGroup],
+) -> dict[tuple[str, ...], C10dCollectives]:
     """Returns collectives through shared memory: of all ranks, or of those of each host with Gloo between hosts.
 
     Where memory cannot be shared, Gloo does it alone, in two groups.
+
+    Args:
+        groups: this rank's group of each view; that of all ranks is the first one.
+        observer: observer that is told of this rank's waits; None for no observer.
+        where: the step this rank is in.
+        make_reductions: function that makes another group of the ranks of a view.
     """
+    made = {view: _over_shared_memory(group, observer, where) for view, group in groups.items()}
+    lacking = torch.tensor([collectives is None for collectives in made.values()], dtype=torch.uint8)
+    if len(groups) > 1:
+        # torch names a group by its ranks and by how many its maker has: all ranks make one more, or none does.
+        dist.all_reduce(lacking, op=dist.ReduceOp.MAX, group=next(iter(groups.values())))
+    bound: dict[tuple[str, ...], C10dCollectives] = {}
+    for (view, group), is_lacking in zip(groups.items(), lacking.tolist(), strict=True):
+        reductions = make_reductions(view) if is_lacking else None
+        bound[view] = made[view] or GlooCollectives(
+            group, observer, reductions=reductions, where=where, device=torch.device("cpu")
+        )
+    return bound
+
+
+def _over_shared_memory(
+    group: dist.ProcessGroup, observer: WaitObserver | None, where: Where
+) -> C10dCollectives | None:
+    """Returns collectives through the memory that the hosts' ranks share; None where they cannot share any."""
     hosts = find_hosts(exchange_over(group))
     timeout_s = timeout_of(group)
     try:
@@ -173,7 +268,7 @@ def _cpu_collectives(
     except OSError as error:
         if group.rank() == 0:
             _log.warning("the ranks cannot share memory (%s): Gloo moves their data, several times slower", error)
-    return GlooCollectives(group, observer, reductions=make_reductions(), where=where, device=torch.device("cpu"))
+    return None
 
 
 def _leave_at_exit(collectives: Sequence[weakref.ref[C10dCollectives]], mesh: weakref.ref[Where], process: int) -> None:
@@ -259,17 +354,18 @@ def make_mesh(
     observer: WaitObserver | None = None,
     groups_of_one: bool = False,
 ) -> ProcessGroupMesh:
-    """Makes the groups of every axis; every rank of the job must call, after `join`.
+    """Makes the groups of this rank's peers, one for each view of the grid; every rank of the job must call.
 
-    Groups that another mesh of this default group has are taken from there.
+    A rank makes its own groups only, see [Note: own groups]. Groups that another mesh of this default group has are
+    taken from there.
 
     Args:
         spec: the grid.
         info: this process's place in the job.
         device: device of this rank's tensors.
         observer: observer that is told of this rank's waits in collectives; None for no observer.
-        groups_of_one: a rank that is alone on an axis moves its tensors through a group all the same, which is slower
-            and shows what the library does.
+        groups_of_one: a rank without peers moves its tensors through a group all the same, which is slower and shows
+            what the library does.
 
     Raises:
         InputError: another rank has this rank's GPU.
@@ -279,35 +375,25 @@ def make_mesh(
     world = _world()
     use = _use_of(world, info, backend, device)
     keys = use.meshes[where] = list[GroupKey]()
-    parts = backends_of(world)
-    bound: dict[str, Collectives] = {}
-    made: list[weakref.ref[C10dCollectives]] = []
+    is_served = serves(backends_of(world), backend)
 
-    def take(key: GroupKey) -> dist.ProcessGroup | None:
-        keys.append(key)
-        return use.groups.take(key)
+    def take(view: tuple[str, ...], purpose: Purpose) -> dist.ProcessGroup:
+        keys.append(GroupKey(backend, purpose, spec.peers(info.rank, view)))
+        return use.groups.take(keys[-1], spec.groups(view))
 
-    for axis, _ in spec.axes:
-        for ranks in spec.groups(axis):
-            if len(ranks) == 1 and not groups_of_one:
-                if info.rank in ranks:
-                    bound[axis] = AloneCollectives()
-                continue
-            is_world = len(ranks) == spec.world_size and serves(parts, backend)
-            group = world if is_world else take(GroupKey(backend, "all", tuple(ranks)))
-            if group is None:
-                continue
-            if backend == "nccl":
-                collectives = C10dCollectives(group, observer, where=where, device=device)
-            else:
-                reductions = GroupKey(backend, "reductions", tuple(ranks))
-                collectives = _cpu_collectives(
-                    group, observer, where, make_reductions=lambda reductions=reductions: take(reductions)
-                )
-            bound[axis] = collectives
-            made.append(weakref.ref(collectives))
-    atexit.register(_leave_at_exit, made, weakref.ref(where), os.getpid())
-    return ProcessGroupMesh(spec, info, device, backend, bound, where)
+    groups: dict[tuple[str, ...], dist.ProcessGroup] = {}
+    for view in spec.views():
+        if spec.size(view) > 1 or groups_of_one:
+            is_world = spec.size(view) == spec.world_size
+            groups[view] = world if is_world and is_served else take(view, "all")
+    bound: dict[tuple[str, ...], C10dCollectives]
+    if backend == "nccl":
+        bound = {view: C10dCollectives(group, observer, where=where, device=device) for view, group in groups.items()}
+    else:
+        bound = _cpu_collectives(groups, observer, where, make_reductions=lambda view: take(view, "reductions"))
+    atexit.register(_leave_at_exit, [weakref.ref(axis) for axis in bound.values()], weakref.ref(where), os.getpid())
+    views = {view: bound[view] if view in bound else AloneCollectives() for view in spec.views()}
+    return ProcessGroupMesh(spec, info, device, backend, views, where)
 
 
 def separate_reductions(mesh: ProcessGroupMesh) -> None:
@@ -320,18 +406,15 @@ def separate_reductions(mesh: ProcessGroupMesh) -> None:
         return
     use = _uses[_world()]
     warning = order_warning(os.environ)
-    if warning is not None and mesh.info.rank == 0 and mesh.info.world_size > 1:
+    if warning is not None and mesh.is_first and mesh.info.world_size > 1:
         _log.warning("%s", warning)
-    for axis, _ in mesh.spec.axes:
-        collectives = mesh.axes[axis]
+    for view in mesh.spec.replica_views():
+        collectives = mesh.views[view]
         if not isinstance(collectives, C10dCollectives):
             continue
-        for ranks in mesh.spec.groups(axis):
-            key = GroupKey(mesh.backend, "reductions", tuple(ranks))
-            use.meshes[mesh.where].append(key)
-            group = use.groups.take(key)
-            if group is not None:
-                collectives.reduce_over(group)
+        key = GroupKey(mesh.backend, "reductions", mesh.spec.peers(mesh.info.rank, view))
+        use.meshes[mesh.where].append(key)
+        collectives.reduce_over(use.groups.take(key, mesh.spec.groups(view)))
 
 
 def leave(mesh: ProcessGroupMesh) -> None:
@@ -348,7 +431,7 @@ def leave(mesh: ProcessGroupMesh) -> None:
     use = _uses.get(_world())
     if use is None or mesh.where not in use.meshes:
         return
-    axes = [axis for axis in mesh.axes.values() if isinstance(axis, C10dCollectives)]
+    axes = [axis for axis in mesh.views.values() if isinstance(axis, C10dCollectives)]
     if use.last_leave is None:
         may_end = True
         is_idle = all(axis.is_idle for axis in axes)

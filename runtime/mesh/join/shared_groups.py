@@ -8,6 +8,13 @@ the other ranks of the host. So whether a group is there must be the same on eve
 the last mesh on it was *left*, which all ranks do at one place of the script. A mesh that was dropped instead is freed
 when Python pleases, which differs by rank; its groups stay, and the next mesh gets them.
 
+[Note: own groups] A rank makes the groups that it is in and no others: with thousands of ranks, a call of all of them
+for each group of each axis takes minutes. So all groups of a view are made at once, each by its own ranks; and all
+ranks make those of one view before those of the next, for groups that overlap and are made in other orders wait for
+each other. Gloo's ranks meet among themselves. NCCL's are a split of the default communicator, one call a view, where
+that is bound to a device as `join` binds it. A script's own default group may not be: then torch only notes the groups
+of others, and no rank waits for them.
+
 [Note: Gloo's groups stay] torch names a group that its own ranks make by these ranks and by how many groups there are.
 So one that is made after another was destroyed has its name, and finds its keys in the store: the barrier counts the
 ranks of before, and a rank may connect to an address that nobody listens at any more. It then waits until its time is
@@ -24,7 +31,11 @@ from typing import Literal
 
 import torch.distributed as dist
 
+from ...compat import backends_of
 from .backends import Backend
+
+#: The same ranks may have two communicators: one for everything, or another for sums alone.
+Purpose = Literal["all", "reductions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +44,20 @@ class GroupKey:
 
     Attributes:
         backend: backend of the group.
-        purpose: use of the group, since the same ranks may have two communicators: `all`, or `reductions` alone.
+        purpose: use of the group.
         ranks: ranks of the group, by their numbers in the job, ascending.
     """
 
     backend: Backend
-    purpose: Literal["all", "reductions"]
+    purpose: Purpose
     ranks: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class _Shared:
-    """A group, None on a rank outside of it, and how many meshes are on it; none are on a Gloo group that waits."""
+    """A group, and how many meshes are on it; none are on a Gloo group that waits."""
 
-    group: dist.ProcessGroup | None
+    group: dist.ProcessGroup
     users: int = 0
 
 
@@ -65,14 +76,16 @@ class SharedGroups:
         """Returns how many groups meshes are on."""
         return sum(shared.users > 0 for shared in self._shared.values())
 
-    def take(self, key: GroupKey) -> dist.ProcessGroup | None:
-        """Returns the group, which is made where no mesh has it; every rank of the job must call.
+    def take(self, key: GroupKey, groups: Sequence[tuple[int, ...]]) -> dist.ProcessGroup:
+        """Returns this rank's group, which is made where no mesh has it; every rank of the job must call.
 
-        Of a Gloo group, its own ranks alone may call.
+        Args:
+            key: the group.
+            groups: ranks of all groups that are made together, this one among them: each rank of the job is in one.
         """
         shared = self._shared.get(key)
         if shared is None:
-            shared = self._shared[key] = _Shared(self._make(key))
+            shared = self._shared[key] = _Shared(self._make(key, groups))
         shared.users += 1
         return shared.group
 
@@ -88,20 +101,29 @@ class SharedGroups:
             if shared.users or key.backend == "gloo":
                 continue
             del self._shared[key]
-            if shared.group is not None:
-                dist.destroy_process_group(shared.group)
+            dist.destroy_process_group(shared.group)
 
     def forget(self) -> None:
         """Lets go of all groups, which end with the default group."""
         self._shared.clear()
 
-    def _make(self, key: GroupKey) -> dist.ProcessGroup | None:
-        # The backend is named: as the default group has it, a group would get NCCL's and Gloo's part, or the wrong one.
-        # A split of NCCL's default communicator is entered by all of its ranks; Gloo's members meet among themselves.
-        made = dist.new_group(
-            list(key.ranks),
-            backend=key.backend,
-            timeout=self._timeout,
-            use_local_synchronization=key.backend == "gloo",
-        )
-        return made if isinstance(made, dist.ProcessGroup) else None
+    def _make(self, key: GroupKey, groups: Sequence[tuple[int, ...]]) -> dist.ProcessGroup:
+        """Makes a group, see [Note: own groups]."""
+        if key.backend == "gloo":
+            made = dist.new_group(
+                list(key.ranks), backend="gloo", timeout=self._timeout, use_local_synchronization=True
+            )
+        elif len(groups) > 1 and may_split():
+            made = dist.split_group(split_ranks=[list(ranks) for ranks in groups], timeout=self._timeout)
+        else:
+            # The backend is named: as the default group has it, a group would get NCCL's and Gloo's part.
+            every = [dist.new_group(list(ranks), backend="nccl", timeout=self._timeout) for ranks in groups]
+            made = every[groups.index(key.ranks)]
+        assert isinstance(made, dist.ProcessGroup), "this rank is in the group"
+        return made
+
+
+def may_split() -> bool:
+    """Whether the default group is NCCL's alone and bound to a device: torch splits no other."""
+    world = dist.group.WORLD
+    return world is not None and world.bound_device_id is not None and backends_of(world) == {"cuda": "nccl"}

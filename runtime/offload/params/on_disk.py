@@ -36,7 +36,6 @@ class DiskShards:
         open_file: function that makes a file.
         most_in_memory: elements that may stay.
         buffers: number of host buffers for slices on their way.
-        collectives: the axis the slices lie on.
         bus: bus between the device and the host.
         memory: arenas in which buffers are reserved.
         pool: pool that makes the host memory.
@@ -49,14 +48,12 @@ class DiskShards:
         *,
         most_in_memory: int,
         buffers: int,
-        collectives: Collectives,
         bus: Bus,
         memory: Arenas,
         pool: HostPool,
     ) -> None:
         self.host = host
         self.bus = bus
-        self.collectives = collectives
         self._open_file = open_file
         self._left = most_in_memory
         self._staying_bytes = 0
@@ -110,13 +107,13 @@ class DiskShards:
             self._coming.popleft()
         return shard
 
-    def gather(self, index: int, flat_N: Tensor, *, label: str) -> Pending:
+    def gather(self, index: int, flat_N: Tensor, replicas: Collectives, *, label: str) -> Pending:
         """See `zero.tier.ShardTier`."""
         slices = self._of.get(index)
         return (
-            self.host.gather(index, flat_N, label=label)
+            self.host.gather(index, flat_N, replicas, label=label)
             if slices is None
-            else slices.gather(index, flat_N, label=label)
+            else slices.gather(index, flat_N, replicas, label=label)
         )
 
     def write(self, index: int, values_S: Tensor) -> None:
@@ -228,10 +225,9 @@ class _Slices:
         self.take(index, landing)
         self._free.append(buffer)
 
-    def gather(self, index: int, flat_N: Tensor, *, label: str) -> Pending:
-        axis = self._tier.collectives
-        mine = own_slice(flat_N, rank=axis.rank, size=axis.size)
-        coming = _FromDisk(self, index, mine, lambda: axis.all_gather(flat_N, mine, label=label))
+    def gather(self, index: int, flat_N: Tensor, replicas: Collectives, *, label: str) -> Pending:
+        mine = own_slice(flat_N, rank=replicas.rank, size=replicas.size)
+        coming = _FromDisk(self, index, mine, lambda: replicas.all_gather(flat_N, mine, label=label))
         # One after the other, so that the first to be waited for has a buffer.
         if self._late or not (self._free or (self._busy and self._busy[0][1].query())):
             self._late.append(coming)

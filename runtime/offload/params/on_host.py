@@ -42,7 +42,6 @@ class HostShards:
     """A `zero.tier.ShardTier` of host memory, see [Note: streaming].
 
     Args:
-        collectives: the axis the slices lie on.
         bus: bus between the device and the host.
         memory: arenas for the slices, and for the device buffers through which new values leave.
         pool: pool that makes the host memory.
@@ -51,7 +50,6 @@ class HostShards:
 
     def __init__(
         self,
-        collectives: Collectives,
         bus: Bus,
         memory: Arenas,
         *,
@@ -59,7 +57,6 @@ class HostShards:
         device: torch.device,
     ) -> None:
         self.bus = bus
-        self._collectives = collectives
         self._memory = memory
         self._pool = pool
         self._device = device
@@ -91,19 +88,18 @@ class HostShards:
         shard = self._shards[index] = self._arena.take(values_S.numel())
         return shard.copy_(values_S)
 
-    def gather(self, index: int, flat_N: Tensor, *, label: str) -> Pending:
+    def gather(self, index: int, flat_N: Tensor, replicas: Collectives, *, label: str) -> Pending:
         """See `zero.tier.ShardTier`."""
-        axis = self._collectives
-        mine = own_slice(flat_N, rank=axis.rank, size=axis.size)
+        mine = own_slice(flat_N, rank=replicas.rank, size=replicas.size)
         written = self._written_by.pop(index, None)
         after = () if written is None else (written,)
         event = self.bus.start_back(self._shards[index], mine, kind="parameters", after=after)
         self._read_by[index] = event
         beside = self.bus.behind(event)
         if beside is None:
-            return _Arriving(self.bus, event, lambda: axis.all_gather(flat_N, mine, label=label))
+            return _Arriving(self.bus, event, lambda: replicas.all_gather(flat_N, mine, label=label))
         with beside:
-            gathering = axis.all_gather(flat_N, mine, label=label)
+            gathering = replicas.all_gather(flat_N, mine, label=label)
         return _Arriving(self.bus, event, lambda: gathering)
 
     def write(self, index: int, values_S: Tensor) -> None:

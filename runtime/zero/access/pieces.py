@@ -215,7 +215,7 @@ class Pieces:
 
     Args:
         plan: plan of what is sharded.
-        collectives: the axis the shards lie on.
+        collectives: ranks that have the same units.
         store: parameter store, which knows where a unit is, and is told of new values.
         fence: fence that keeps masters and states unchanged while a checkpoint copies them; None where nothing does.
     """
@@ -269,7 +269,7 @@ class Pieces:
         """Brings pieces that were set to all ranks: one all-gather a unit at stages 1 and 2; every rank must call."""
         if self.plan.shard_optimizer and not self.plan.shard_parameters:
             for unit in units:
-                self.collectives.all_gather(unit.flat_param, unit.shard, label=unit.label).wait()
+                unit.replicas.all_gather(unit.flat_param, unit.shard, label=unit.label).wait()
         self.publish(units)
 
     def write(self, home: UnitHome, value: Tensor, *, exact: bool) -> None:
@@ -378,7 +378,7 @@ class Pieces:
 
     def shard_start(self, unit: ParamUnit) -> int:
         """Returns where `unit.shard` begins in its flat buffer."""
-        return unit.layout.shard_range(self.collectives.rank)[0]
+        return unit.layout.shard_range(unit.replicas.rank)[0]
 
     def own_piece(self, home: UnitHome, flat: Tensor, *, start: int) -> tuple[int, Tensor] | None:
         """Returns the parameter's part of a range of its unit's buffer.
@@ -413,36 +413,36 @@ class Pieces:
         assert extent is not None, "a parameter in a unit has a place"
         whole = torch.empty(extent.numel, dtype=dtype, device=unit.device)
         pending: list[Pending] = []
-        for rank in range(self.collectives.size):
+        for rank in range(unit.replicas.size):
             start, stop = unit.layout.shard_range(rank)
             first, last = max(start, extent.offset), min(stop, extent.offset + extent.numel)
             if first >= last:
                 continue
             target = whole.narrow(0, first - extent.offset, last - first)
-            if rank == self.collectives.rank:
+            if rank == unit.replicas.rank:
                 assert mine is not None, "a rank knows its own pieces"
                 target.copy_(mine)
-            pending.append(self.collectives.broadcast(target, source=rank, label=f"`{home.name}`"))
+            pending.append(unit.replicas.broadcast(target, source=rank, label=f"`{home.name}`"))
         return whole.view(extent.shape), pending
 
-    def hand_over(self, home: UnitHome, collectives: Collectives) -> Tensor:
+    def hand_over(self, home: UnitHome, replicas: Collectives) -> Tensor:
         """Returns the whole master of a sharded parameter whose engine is gone, for the next one.
 
         Args:
             home: home of the parameter.
-            collectives: collectives of the next engine; those of this engine are closed.
+            replicas: ranks that hold it in the next engine; the collectives of this engine are closed.
 
         Raises:
             ModelError: the next engine has another number of ranks.
         """
         assert home.unit is not None, "only parameters in units are sharded"
         size = home.unit.layout.world_size
-        if collectives.size != size:
+        if replicas.size != size:
             raise ModelError(
-                f"model: `{home.name}` lies on the {size} ranks of an earlier engine; there are {collectives.size} now",
+                f"model: `{home.name}` lies on the {size} ranks of an earlier engine; there are {replicas.size} now",
                 hint="save a checkpoint, and load it into a new model",
             )
-        self.collectives = collectives
+        home.unit.replicas = replicas
         home.unit.settle()
         piece = self.own_piece(home, home.unit.whole_master(), start=home.unit.owned[0])
         whole, pending = self.assemble(home, None if piece is None else piece[1], dtype=home.unit.master.dtype)

@@ -43,7 +43,7 @@ class ParamAccess(OwnerGroup):
     Args:
         units: all units, of frozen parameters too.
         plan: plan of what is sharded.
-        collectives: the axis the shards lie on.
+        collectives: ranks that have the same units.
         device: device of the parameters.
         store: parameter store, which knows where a unit is, and is told of new values.
         reducer: gradient reducer, which knows whether there are gradients.
@@ -284,7 +284,7 @@ class ParamAccess(OwnerGroup):
             views = dict(zip(map(id, unit.params), unit.views(flat), strict=True))
             for home in homes:
                 home.flat, home.full = flat, views[id(home.param)]
-            return [gather(unit, flat, self.pieces.collectives)]
+            return [gather(unit, flat)]
         if unit.tier is not None:
             unit.tier.settle()
         pending: list[Pending] = []

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...memory.arena import STAYING, Arena, room_for
 from ...memory.arenas import Arenas
 from ...memory.pages import fresh_zeros
-from ...mesh.collectives import Collectives, own_slice
+from ...mesh.collectives import own_slice
 from ...precision.policy import PrecisionPolicy
 from ...protocols import Window
 from ..partition_parameters import set_memory
@@ -28,9 +28,8 @@ class UnitBuffers:
     """Reserves parameters and masters at once; they are filled unit by unit, so the model's first tensors make room.
 
     Args:
-        units: all units; their layouts say how much there is of each kind.
+        units: all units with the same replicas; their layouts say how much there is of each kind.
         plan: plan of what is sharded.
-        collectives: the axis to shard over.
         precision: dtypes of parameters and masters.
         device: device of the buffers.
         memory: arenas that the buffers are reserved in.
@@ -44,7 +43,6 @@ class UnitBuffers:
         self,
         units: Sequence[ParamUnit],
         plan: ZeroPlan,
-        collectives: Collectives,
         *,
         precision: PrecisionPolicy,
         device: torch.device,
@@ -62,7 +60,6 @@ class UnitBuffers:
         self._staying = [unit for unit in units if not unit.steps_on_host]
         self._suffix_of_staying = (STAYING if self._going else "") + suffix
         self._plan = plan
-        self._collectives = collectives
         self._precision = precision
         self._device = device
         self._memory = memory
@@ -90,11 +87,12 @@ class UnitBuffers:
 
     def fill(self, unit: ParamUnit) -> None:
         """Gives a unit its parameters and masters, with their first values; enters the collectives of `take_values`."""
-        layout, size, rank = unit.layout, self._collectives.size, self._collectives.rank
+        layout, replicas = unit.layout, unit.replicas
+        size, rank = replicas.size, replicas.rank
         flat = None if self._plan.shard_parameters else self._take_params(layout.padded_numel)
         whole = self._place_of_values(layout.padded_numel, flat)
         mine = own_slice(whole, rank=rank, size=size)
-        promised = take_values(unit, whole, self._collectives, device=self._device)
+        promised = take_values(unit, whole, device=self._device)
         if flat is None:
             if self._tier is not None and unit.index in self._in_tier:
                 unit.tier, unit.shard = self._tier, self._tier.admit(unit.index, mine)
@@ -105,7 +103,7 @@ class UnitBuffers:
                 set_memory(param, torch.empty(0, dtype=self._precision.compute, device=self._device))
         else:
             if promised:
-                self._collectives.all_gather(whole, mine, label=unit.label).wait()
+                replicas.all_gather(whole, mine, label=unit.label).wait()
             if whole is not flat:
                 flat.copy_(whole)
             unit.shard = own_slice(flat, rank=rank, size=size)
@@ -176,7 +174,7 @@ class UnitBuffers:
         return flat
 
     def _shared(self, numel: int) -> Tensor:
-        return self._collectives.zeros(numel, dtype=self._precision.compute, device=self._device)
+        return self._units[0].replicas.zeros(numel, dtype=self._precision.compute, device=self._device)
 
     def _own(self, numel: int) -> Tensor:
         return self._zeros(numel, self._precision.master)

@@ -70,7 +70,7 @@ def join_frozen(
         units: the trained units; each gets its `frozen`.
         plan: plan of what is sharded.
         budgets: limits that the config sets for parameters that stay gathered.
-        collectives: the axis to shard over.
+        collectives: ranks that hold the same frozen parameters, which are sharded over them.
         precision: dtypes of the engine; the one of parameters is used.
         device: device that the parameters are used on.
         memory: arenas that the slices are reserved in; None: in an arena of their own.
@@ -90,11 +90,8 @@ def join_frozen(
     cut = [specs[key] for key in modules if key in specs and key not in staying]
     for spec in cut:
         check_not_copies(spec)
-    frozen = [
-        ParamUnit(spec, index=len(units) + number, world_size=collectives.size, trains=False)
-        for number, spec in enumerate(cut)
-    ]
-    _fill(frozen, collectives, precision=precision, device=device, memory=memory or Arenas(), tier=tier)
+    frozen = [ParamUnit(spec, collectives, index=len(units) + number, trains=False) for number, spec in enumerate(cut)]
+    _fill(frozen, precision=precision, device=device, memory=memory or Arenas(), tier=tier)
     alone = {id(unit.module): unit for unit in frozen}
     for key, unit in trained.items():
         unit.frozen = alone.pop(key, None)
@@ -117,7 +114,7 @@ def place_frozen(
 
     Args:
         model: the model.
-        collectives: the axis to broadcast over.
+        collectives: ranks that hold the same tensors; the first one's values are taken.
         precision: dtypes of the engine; those of parameters and buffers are used.
         device: device that the tensors are moved to.
         cut: units of frozen parameters, which stay as they are.
@@ -168,7 +165,6 @@ def _elements(unit: ParamUnit | None, spec: UnitSpec | None, *, world_size: int)
 
 def _fill(
     units: Sequence[ParamUnit],
-    collectives: Collectives,
     *,
     precision: PrecisionPolicy,
     device: torch.device,
@@ -184,20 +180,20 @@ def _fill(
         shards = memory.reserve(
             "frozen shards",
             sum(numels),
-            lambda numel: collectives.zeros(numel, dtype=precision.compute, device=device),
+            lambda numel: units[0].replicas.zeros(numel, dtype=precision.compute, device=device),
         )
     else:
         tier.reserve("frozen shards", numels, precision.compute, labels=[unit.label for unit in units])
     scratch = torch.empty(max(unit.layout.padded_numel for unit in units), dtype=precision.compute, device=device)
     for unit in units:
         whole = scratch.narrow(0, 0, unit.layout.padded_numel).zero_()
-        take_values(unit, whole, collectives, device=device)
-        mine = own_slice(whole, rank=collectives.rank, size=collectives.size)
+        take_values(unit, whole, device=device)
+        mine = own_slice(whole, rank=unit.replicas.rank, size=unit.replicas.size)
         if shards is not None:
             unit.shard = shards.take(unit.layout.shard_numel).copy_(mine)
         elif tier is not None:
             unit.tier, unit.shard = tier, tier.admit(unit.index, mine)
-        unit.owned = unit.layout.shard_range(collectives.rank)
+        unit.owned = unit.layout.shard_range(unit.replicas.rank)
         # Whoever sets a piece sets the one copy there is, as where masters are the parameters themselves.
         unit.master = unit.shard
         for param in unit.params:

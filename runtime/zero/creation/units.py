@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,6 +15,7 @@ from ...precision.policy import PrecisionPolicy
 from ..params.slots import in_dtype
 from ..params.slotted import SlottedStore
 from ..params.store import ParamStore, ResidentStore
+from ..units.cuts import in_cut
 from ..units.find import UnitSpec
 from ..units.plan import ZeroPlan
 from ..units.unit import ParamUnit, group_by
@@ -26,7 +27,7 @@ from .values import check_not_copies
 def build_units(
     specs: Sequence[UnitSpec],
     plan: ZeroPlan,
-    collectives: Collectives,
+    replicas_of: Callable[[Collection[str]], Collectives],
     *,
     precision: PrecisionPolicy,
     device: torch.device,
@@ -43,7 +44,7 @@ def build_units(
     Args:
         specs: the units found in the model.
         plan: plan of what is sharded.
-        collectives: the axis to shard over.
+        replicas_of: function that returns the ranks that hold the same elements, of the axes that a unit is cut along.
         precision: dtypes of parameters and masters.
         device: device of the buffers.
         group_of: id of a parameter to the number of its optimizer group.
@@ -56,7 +57,7 @@ def build_units(
     for spec in specs:
         check_not_copies(spec)
     units = [
-        ParamUnit(group_by(spec, group_of), index=index, world_size=collectives.size)
+        ParamUnit(group_by(spec, group_of), replicas_of(spec.placement.cut_over), index=index)
         for index, spec in enumerate(specs)
     ]
     memory = memory or Arenas()
@@ -67,16 +68,17 @@ def build_units(
         shards = [unit.layout.shard_numel for unit in leaving]
         placement.masters_away.reserve([unit.label for unit in leaving], shards, precision.master, precision.states)
     filled: list[UnitBuffers] = []
-    for dtype in dict.fromkeys(spec.dtype for spec in specs):
-        members = [unit for unit, spec in zip(units, specs, strict=True) if spec.dtype == dtype]
+    for dtype, lies in dict.fromkeys((spec.dtype, spec.placement) for spec in specs):
+        members = [
+            unit for unit, spec in zip(units, specs, strict=True) if (spec.dtype, spec.placement) == (dtype, lies)
+        ]
         buffers = UnitBuffers(
             members,
             plan,
-            collectives,
             precision=precision if dtype is None else replace(precision, compute=dtype),
             device=device,
             memory=memory,
-            suffix="" if dtype is None else in_dtype(dtype),
+            suffix=("" if dtype is None else in_dtype(dtype)) + in_cut(lies),
             placement=placement,
             positions={unit.index: position for position, unit in enumerate(leaving)},
         )
@@ -98,6 +100,8 @@ def build_store(
     memory: Arenas | None = None,
 ) -> ParamStore:
     """Returns the store that the plan asks for; see `SlottedStore` for the other arguments.
+
+    `collectives` are the ranks that have the same units, and gather them in one order.
 
     Where no unit has parameters, as in a model without blocks that is all frozen, there is nothing to gather.
     """

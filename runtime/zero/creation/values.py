@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dsrun.errors import ModelError
 
-from ...mesh.collectives import Collectives, own_slice
+from ...mesh.collectives import own_slice
 from ..access.pieces import UnitHome
 from ..partition_parameters import ShardedParameter, home_of, is_zero_param
 from ..units.find import UnitSpec
@@ -33,7 +33,7 @@ def check_not_copies(spec: UnitSpec) -> None:
             )
 
 
-def take_values(unit: ParamUnit, whole_N: Tensor, collectives: Collectives, *, device: torch.device) -> bool:
+def take_values(unit: ParamUnit, whole_N: Tensor, *, device: torch.device) -> bool:
     """Takes the values of a unit's parameters into a flat buffer, converting dtype and device.
 
     One broadcast a unit for what ranks have whole; parameters in slices are gathered one by one. What files hold is
@@ -42,27 +42,27 @@ def take_values(unit: ParamUnit, whole_N: Tensor, collectives: Collectives, *, d
     Args:
         unit: the unit; nothing of it is changed but the homes.
         whole_N: [padded_numel] in any floating dtype, zeroed; overwritten.
-        collectives: the axis the slices lie on.
         device: device for the parameters that files have promised values for, from now on.
 
     Returns:
         whether some values stand in their owner's slice only.
     """
-    mine = own_slice(whole_N, rank=collectives.rank, size=collectives.size)
+    replicas = unit.replicas
+    mine = own_slice(whole_N, rank=replicas.rank, size=replicas.size)
     views = list(zip(unit.params, unit.views(whole_N), unit.layout.extents, strict=True))
     built = [(param, view) for param, view, _ in views if not _is_elsewhere(param)]
     for param, view in built:
         view.copy_(param.detach())
     if built:
-        collectives.broadcast(whole_N, source=0, label=unit.label).wait()
-    start, stop = unit.layout.shard_range(collectives.rank)
+        replicas.broadcast(whole_N, source=0, label=unit.label).wait()
+    start, stop = unit.layout.shard_range(replicas.rank)
     promised = False
     for param, view, extent in views:
         home = home_of(param)
         if isinstance(home, UnbuiltOwner):
             view.copy_(home.nursery.give(home))
         elif isinstance(home, UnitHome) and is_zero_param(param):
-            view.copy_(home.access.pieces.hand_over(home, collectives))
+            view.copy_(home.access.pieces.hand_over(home, replicas))
         elif isinstance(home, StoredHome):
             promised = True
             first, last = max(start, extent.offset), min(stop, extent.offset + extent.numel)

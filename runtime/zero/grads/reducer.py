@@ -94,14 +94,12 @@ class GradReducer:
     """Reduces the gradients of all units once a micro step, see [Note: order of reductions].
 
     Args:
-        units: all units; their gradients are bound here, to buffers of their own or to slots.
-        collectives: the axis to sum over.
+        units: all units; their gradients are bound here, to buffers of their own or to slots. Each is summed over its
+            own `replicas`, and divided as it says.
+        collectives: ranks that have the same units, and reduce them in the same order.
         shard_optimizer: False: every rank owns the whole sum; True: each its slice.
         shard_gradients: False: a buffer a unit; True: slots, see [Note: slots].
         slot_count: slots that the units with modules share.
-        divide_before: part of the division by the number of ranks that comes before the reduction, in the dtype that
-            travels: keeps sums of 16-bit gradients over many ranks from overflowing.
-        divide_by: total divisor of the sums over ranks; None: the number of ranks.
         comm_dtype: dtype in which gradients travel and are added up over the ranks, of units that have none of their
             own; None for that of parameters. Another one costs two buffers of the size of the largest such unit, and a
             copy; there is one other at most.
@@ -126,8 +124,6 @@ class GradReducer:
         shard_optimizer: bool,
         shard_gradients: bool,
         slot_count: int = 2,
-        divide_before: float = 1.0,
-        divide_by: float | None = None,
         comm_dtype: torch.dtype | None = None,
         sums: GradSums | None = None,
         sums_early: bool = False,
@@ -137,6 +133,8 @@ class GradReducer:
         self.sums: GradSums = ResidentSums(units) if sums is None else sums
         memory = Arenas() if memory is None else memory
         first = units[0].params[0] if units else torch.empty(0)  # no unit, no gradient
+        # Units of other replicas may take turns in a slot; its memory is then not the fastest for all of them.
+        zeros = units[0].replicas.zeros if units else collectives.zeros
         count = slot_count if shard_gradients else len(units)
         placed = allocate_slots(
             units,
@@ -145,7 +143,7 @@ class GradReducer:
                 ("gradient slots" if shard_gradients else "gradients")
                 + ("" if label == first.dtype else in_dtype(label)),
                 n,
-                lambda numel: collectives.zeros(numel, dtype=label, device=first.device),
+                lambda numel: zeros(numel, dtype=label, device=first.device),
             ),
         )
         for unit, (_, home) in zip(units, placed, strict=True):
@@ -156,13 +154,12 @@ class GradReducer:
         self._collectives = collectives
         self._shard_optimizer = shard_optimizer
         self._progress = [
-            _Progress(slot=number, home=home, own=self._own(home), flat=home, sent=home) for number, home in placed
+            _Progress(slot=number, home=home, own=self._own(unit, home), flat=home, sent=home)
+            for unit, (number, home) in zip(units, placed, strict=True)
         ]
-        self._divide_before = divide_before
-        self._divide_by = collectives.size if divide_by is None else divide_by
         self._staging: list[_Staging] = []
         wires = {unit.index: unit.comm_dtype or comm_dtype or unit.dtype for unit in units}
-        staged = [unit for unit in units if wires[unit.index] != unit.dtype and collectives.size > 1]
+        staged = [unit for unit in units if wires[unit.index] != unit.dtype and unit.replicas.size > 1]
         self._staged = {unit.index for unit in staged}
         if staged:
             (other,) = {wires[unit.index] for unit in staged}
@@ -170,7 +167,7 @@ class GradReducer:
             staging = memory.reserve(
                 "wire staging",
                 room_for([largest] * _STAGING_COUNT),
-                lambda numel: collectives.zeros(numel, dtype=other, device=first.device),
+                lambda numel: zeros(numel, dtype=other, device=first.device),
             )
             self._staging = [_Staging(staging.take(largest)) for _ in range(_STAGING_COUNT)]
         # Ranks move out what their own graphs make them, so this memory cannot be made together, and is not shared.
@@ -377,8 +374,8 @@ class GradReducer:
         mine = progress.flat.narrow(0, start, numel).to(torch.float32, copy=True)
         if not stays:
             mine.zero_()
-        self._collectives.all_reduce(mine, label=unit.label).wait()
-        return mine.div_(self._divide_by)
+        unit.replicas.all_reduce(mine, label=unit.label).wait()
+        return mine.div_(unit.divide_by)
 
     def drop_strays(self) -> None:
         """Forgets gradients that no micro step has taken."""
@@ -435,7 +432,7 @@ class GradReducer:
                 progress.phase = _Phase.COMPLETE
             if progress.phase is not _Phase.COMPLETE:
                 return
-            reduce = self._collectives.reduce_scatter if self._shard_optimizer else self._collectives.all_reduce
+            reduce = unit.replicas.reduce_scatter if self._shard_optimizer else unit.replicas.all_reduce
             progress.sent = self._to_send(unit, progress.flat)
             progress.pending = reduce(progress.sent, label=unit.label)
             progress.phase = _Phase.REDUCING
@@ -460,15 +457,15 @@ class GradReducer:
                 self._accumulate(staging.holder)
             staging.holder = unit
             sent_N = staging.memory.narrow(0, 0, flat_N.numel()).copy_(flat_N)
-        if self._divide_before != 1.0:
-            sent_N.div_(self._divide_before)
+        if unit.divide_before != 1.0:
+            sent_N.div_(unit.divide_before)
         return sent_N
 
-    def _own(self, flat_N: Tensor) -> Tensor:
+    def _own(self, unit: ParamUnit, flat_N: Tensor) -> Tensor:
         """Returns what this rank owns of a unit's buffer."""
         if not self._shard_optimizer:
             return flat_N
-        return own_slice(flat_N, rank=self._collectives.rank, size=self._collectives.size)
+        return own_slice(flat_N, rank=unit.replicas.rank, size=unit.replicas.size)
 
     def _vacate(self, holder: ParamUnit) -> None:
         """Frees the slot of `holder`: its sum is waited for, or, where it is not its turn yet, it moves out."""
@@ -524,8 +521,8 @@ class GradReducer:
         assert progress.pending is not None, "a reduction under way has a handle"
         progress.pending.wait()
         progress.pending = None
-        summed = progress.own if progress.sent is progress.home else self._own(progress.sent)
-        factor = self._divide_before / self._divide_by * self._scale
+        summed = progress.own if progress.sent is progress.home else self._own(unit, progress.sent)
+        factor = unit.divide_before / unit.divide_by * self._scale
         reader = self.sums.take(unit.index, summed, factor, first=not self.has_sums)
         if reader is not None:
             self._readers[progress.slot] = reader

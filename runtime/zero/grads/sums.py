@@ -46,7 +46,10 @@ class GradSums(Protocol):
         ...
 
     def norms(self) -> list[Tensor]:
-        """Returns `block_norms` of all sums together, in any order, on the device: a tensor or several."""
+        """Returns `block_norms` of what this rank counts of all sums, in any order, on the device: one tensor or more.
+
+        See `ParamUnit.counted`.
+        """
         ...
 
     def read(self, index: int) -> Tensor:
@@ -78,7 +81,10 @@ class ResidentSums:
 
     def norms(self) -> list[Tensor]:
         """See `GradSums`: of small sums that follow each other in memory in one call."""
-        sums = [unit.grad_sum for unit in self._by_index.values()]
+        sums = [
+            unit.grad_sum if unit.counted is None else unit.grad_sum[slice(*unit.counted)]
+            for unit in self._by_index.values()
+        ]
         whole = joined(sums) if sum(one.numel() for one in sums) <= _JOINED_NUMEL else None
         return [block_norms(one) for one in sums] if whole is None else [block_norms(whole)]
 

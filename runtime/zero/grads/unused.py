@@ -25,7 +25,7 @@ class UnusedParameters:
 
     Args:
         units: units of trained parameters.
-        collectives: the axis that gradients are summed over.
+        collectives: ranks that have the same units.
     """
 
     def __init__(self, units: Sequence[ParamUnit], collectives: Collectives) -> None:

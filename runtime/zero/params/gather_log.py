@@ -30,7 +30,7 @@ class GatherLog:
 
     Args:
         names: names of the units, by their index.
-        collectives: the axis they are gathered over.
+        collectives: ranks that gather them in the same order.
         device: device of the log's buffers.
     """
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...mesh.collectives import Collectives, Pending
+from ...mesh.collectives import Pending
 from ..units.plan import ZeroPlan
 from ..units.unit import ParamUnit
 from .store import ParamStore
 
 
-def publish(units: Sequence[ParamUnit], plan: ZeroPlan, collectives: Collectives, store: ParamStore) -> None:
+def publish(units: Sequence[ParamUnit], plan: ZeroPlan, store: ParamStore) -> None:
     """Writes master shards into the compute parameters, rounding where the dtypes differ.
 
     Stages 1 and 2 enter one all-gather a unit, all under way at once; stage 0 has every value already, and stage 3
@@ -19,13 +19,12 @@ def publish(units: Sequence[ParamUnit], plan: ZeroPlan, collectives: Collectives
     Args:
         units: all units, after the optimizer's step.
         plan: plan of what is sharded.
-        collectives: the axis the shards lie on.
         store: parameter store, which is told that gathered copies are stale.
     """
     write_parameters(units, plan)
     if plan.shard_optimizer and not plan.shard_parameters:
         pending: list[Pending] = [
-            collectives.all_gather(unit.flat_param, unit.shard, label=unit.label) for unit in units
+            unit.replicas.all_gather(unit.flat_param, unit.shard, label=unit.label) for unit in units
         ]
         for work in pending:
             work.wait()

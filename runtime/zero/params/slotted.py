@@ -87,7 +87,7 @@ class SlottedStore:
     Args:
         units: units that are acquired, in order of registration, each with its `frozen`; their parameters are bound to
             the slots here.
-        collectives: the axis the shards lie on.
+        collectives: ranks that have the same units, and gather them in the same order.
         plan: plan for these units: what stays gathered, and how many slots the others share (one slot: each unit is
             gathered when it is needed). None: nothing stays, and two slots, which lets one gather overlap one unit's
             compute.
@@ -218,7 +218,7 @@ class SlottedStore:
         if any(place.slot.users and place.slot.occupant is not unit for place in self._places[unit.index]):
             flat = torch.empty_like(part.flat_param)
             part.wait_update()
-            gather(part, flat, self._collectives).wait()
+            gather(part, flat).wait()
             self._log.note(part.index)
             return part.views(flat)[position - len(unit.params) if of_frozen else position].clone()
         self.acquire(unit, evaluating=evaluating)
@@ -317,7 +317,7 @@ class SlottedStore:
         slot.wait()
         for part in slot.missing:
             part.wait_update()
-            slot.pending.append(gather(part, part.flat_param, self._collectives))
+            slot.pending.append(gather(part, part.flat_param))
             self._log.note(part.index)
         slot.missing = ()
 

@@ -16,6 +16,8 @@ Works on the module tree alone: no buffers, no collectives.
 Frozen parameters are not in these units. Those that a unit's module has to itself may become a unit of their own,
 gathered together with it (stage 3). The others stay whole on every rank: they would be needed from the first to the
 last moment, so a slice beside the whole would save nothing.
+Parameters of a unit lie alike on the ranks (`cuts.py`): of a block that an axis has cut in part, those of one placement
+are the block's unit, as most of its elements are, and the others are in a rest unit of their placement.
 Parameters that stay in fp32 where the others have 16 bits are in no module's unit either: all of them that are trained
 form a rest unit of their own, and the frozen ones stay whole.
 """
@@ -30,12 +32,14 @@ from torch import nn
 
 from ...stacks import SMALL_NUMEL, blocks_of, numel_of
 from ..partition_parameters import is_ordinary
+from .cuts import EVERYWHERE, Cuts, RankPlacement, in_cut, placement_of
 from .leaves import is_leaf
 from .trained import is_trained
 
 REST = "rest"
 #: The rest unit of parameters that stay in fp32.
 KEPT = "rest in fp32"
+_NO_CUTS: Cuts = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class UnitSpec:
         dtype: dtype that the parameters stay in; None: the dtype that the model computes in.
         comm_dtype: dtype that gradients travel in; None: that of all others.
         twins: other modules that have the same parameters, all of them.
+        placement: axes of ranks that the parameters are no plain replicas along.
     """
 
     name: str
@@ -57,10 +62,16 @@ class UnitSpec:
     dtype: torch.dtype | None = None
     comm_dtype: torch.dtype | None = None
     twins: tuple[nn.Module, ...] = ()
+    placement: RankPlacement = EVERYWHERE
 
 
 def find_units(
-    model: nn.Module, *, kept: Collection[int] = (), light: Collection[int] = (), comm_dtype: torch.dtype | None = None
+    model: nn.Module,
+    *,
+    kept: Collection[int] = (),
+    light: Collection[int] = (),
+    comm_dtype: torch.dtype | None = None,
+    cuts: Cuts = _NO_CUTS,
 ) -> list[UnitSpec]:
     """Groups the trainable parameters of `model` into units, see [Note: units].
 
@@ -70,6 +81,7 @@ def find_units(
         light: ids of parameters whose gradients may travel in `comm_dtype`. A module's unit that has some has no
             others: these are in the rest unit, which travels as ever, whatever is in it.
         comm_dtype: dtype that the gradients of the parameters in `light` may travel in; None: that of all others.
+        cuts: parameters that an axis beside data has changed.
 
     Returns:
         units with modules in order of registration; the rest units last, and only where they have parameters.
@@ -81,12 +93,14 @@ def find_units(
     units = [unit for whole in _modules_with_params(model) if (unit := _only(whole, is_wanted)).params]
     if light:
         units = [_lightened(unit, light, comm_dtype) for unit in units]
+    units = [_placed_alike(unit, cuts) for unit in units]
     taken = {id(param) for unit in units for _, param in unit.params}
     rest = [(name, param) for name, param in model.named_parameters() if is_trained(param) and id(param) not in taken]
     for name, dtype in ((REST, None), (KEPT, torch.float32)):
-        params = tuple(item for item in rest if (id(item[1]) in kept) is (dtype is not None))
-        if params:
-            units.append(UnitSpec(name, None, params, dtype))
+        params = [item for item in rest if (id(item[1]) in kept) is (dtype is not None)]
+        for placement in dict.fromkeys(placement_of(param, cuts) for _, param in params):
+            alike = tuple(item for item in params if placement_of(item[1], cuts) == placement)
+            units.append(UnitSpec(name + in_cut(placement), None, alike, dtype, placement=placement))
     return units
 
 
@@ -120,6 +134,19 @@ def _lightened(unit: UnitSpec, light: Collection[int], comm_dtype: torch.dtype |
     """Returns the unit with only those of its parameters that may travel in `comm_dtype`; itself where none may."""
     params = tuple(item for item in unit.params if id(item[1]) in light)
     return replace(unit, params=params, comm_dtype=comm_dtype) if params else unit
+
+
+def _placed_alike(unit: UnitSpec, cuts: Cuts) -> UnitSpec:
+    """Returns the unit with only those of its parameters that lie on the ranks as most of its elements do."""
+    numels: dict[RankPlacement, int] = {}
+    for _, param in unit.params:
+        placement = placement_of(param, cuts)
+        numels[placement] = numels.get(placement, 0) + param.numel()
+    if numels.keys() <= {EVERYWHERE}:
+        return unit
+    most = max(numels, key=lambda placement: numels[placement])
+    params = tuple(item for item in unit.params if placement_of(item[1], cuts) == most)
+    return replace(unit, params=params, placement=most)
 
 
 @dataclass(frozen=True, slots=True)

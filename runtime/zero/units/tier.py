@@ -39,7 +39,7 @@ class ShardTier(Protocol):
         """
         ...
 
-    def gather(self, index: int, flat_N: Tensor, *, label: str) -> Pending:
+    def gather(self, index: int, flat_N: Tensor, replicas: Collectives, *, label: str) -> Pending:
         """Starts to fill `flat_N`, on the device, with the slices of all ranks; every rank must call.
 
         Runs after all that the current stream has been given. What it returns must be waited for in the order of the
@@ -48,6 +48,7 @@ class ShardTier(Protocol):
         Args:
             index: index of the unit.
             flat_N: flat, size * S elements; overwritten.
+            replicas: ranks that have the slices.
             label: name of the data that is gathered, shown to observers of the wait.
         """
         ...
@@ -61,14 +62,13 @@ class ShardTier(Protocol):
         ...
 
 
-def gather(unit: ParamUnit, flat_N: Tensor, collectives: Collectives) -> Pending:
+def gather(unit: ParamUnit, flat_N: Tensor) -> Pending:
     """Starts to fill `flat_N` with the slices of all ranks of a unit, wherever they lie.
 
     Args:
         unit: the unit.
         flat_N: compute dtype, [padded_numel], on the device; overwritten.
-        collectives: the axis the slices lie on.
     """
     if unit.tier is None:
-        return collectives.all_gather(flat_N, unit.shard, label=unit.label)
-    return unit.tier.gather(unit.index, flat_N, label=unit.label)
+        return unit.replicas.all_gather(flat_N, unit.shard, label=unit.label)
+    return unit.tier.gather(unit.index, flat_N, unit.replicas, label=unit.label)

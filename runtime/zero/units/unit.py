@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ...compat import without_overrides
 from ...layout.unit_layout import UnitLayout, lay_out
+from ...mesh.collectives import Collectives
 from ...protocols import OwnedRange, Window
 from ..partition_parameters import EngineParameter, set_memory
 from .find import UnitSpec
@@ -60,8 +61,16 @@ class ParamUnit:
         twins: other modules whose forwards use the same parameters.
         comm_dtype: dtype that gradients travel in; None: that of all others.
         params: the model's parameters, in the order of `layout.extents`.
+        placement: axes of ranks that the parameters are no plain replicas along.
+        replicas: ranks that hold the same elements: they share out its state and sum up its gradients.
+        divide_before: divisor of gradients before they are summed over `replicas`, in the dtype that travels:
+            it keeps sums of 16-bit gradients over many ranks from overflowing.
+        divide_by: total divisor of the sum of gradients over `replicas`.
         layout: places in the flat buffers, see [Note: flat buffers].
         owned: [start, stop) of the flat buffer that this rank updates: its slice, or everything at stage 0.
+        counted: [start, stop) of the owned range that this rank counts in sums over all ranks, such as the norm's: of
+            the ranks that own an element one counts it. None: all of it, for no other rank has it, or all ranks of the
+            job have everything and nothing is summed.
         flat_param: compute dtype, [padded_numel]; the parameters are views of it. Whole and always valid, or the
             memory of a slot, valid between acquire and release.
         flat_grad: compute dtype, [padded_numel]; the gradients are views of it. Its own, or the memory of a slot.
@@ -88,7 +97,7 @@ class ParamUnit:
         without_grad: positions of parameters that have got no gradient since somebody set this, see `look_for_grads`.
     """
 
-    def __init__(self, spec: UnitSpec, *, index: int, world_size: int, trains: bool = True) -> None:
+    def __init__(self, spec: UnitSpec, replicas: Collectives, *, index: int, trains: bool = True) -> None:
         self.index = index
         self.trains = trains
         self.frozen: ParamUnit | None = None
@@ -98,10 +107,14 @@ class ParamUnit:
         self.twins = spec.twins
         self.comm_dtype = spec.comm_dtype
         self.params = [param for _, param in spec.params]
+        self.placement = spec.placement
+        self.replicas = replicas
+        self.divide_before, self.divide_by = 1.0, float(replicas.size)
         self.layout: UnitLayout = lay_out(
-            spec.name, [(name, param.shape) for name, param in spec.params], world_size=world_size
+            spec.name, [(name, param.shape) for name, param in spec.params], world_size=replicas.size
         )
         self.owned: tuple[int, int] = (0, 0)
+        self.counted: tuple[int, int] | None = None
         empty = torch.empty(0)
         self.flat_param = empty
         self.flat_grad = empty

@@ -79,11 +79,17 @@ class _Stream:
     def __init__(self, count: int, *, ahead: int, bytes_per_s: float) -> None:
         self.bus = ThreadBus(back_pace=SteadyPace(bytes_per_s))
         axis, plan = AloneCollectives(), ZeroPlan.of_stage(3)
-        tier = HostShards(axis, self.bus, Arenas(), pool=HostPool(None, say=print), device=_CPU)
+        tier = HostShards(self.bus, Arenas(), pool=HostPool(None, say=print), device=_CPU)
         model = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH, bias=False) for _ in range(count)))
         groups = assign_groups(model, None).group_of
         self.units: list[ParamUnit] = build_units(
-            find_units(model), plan, axis, precision=BF16, device=_CPU, group_of=groups, placement=Placement(tier=tier)
+            find_units(model),
+            plan,
+            lambda _: axis,
+            precision=BF16,
+            device=_CPU,
+            group_of=groups,
+            placement=Placement(tier=tier),
         )
         gathering = turns_of(self.units, GatherBudgets(ahead=ahead))
         self.store: ParamStore = build_store(self.units, plan, axis, gathering=gathering)

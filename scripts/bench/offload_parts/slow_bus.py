@@ -86,7 +86,7 @@ class BlocksOnHost:
         self.units = build_units(
             find_units(model),
             plan,
-            axis,
+            lambda _: axis,
             precision=BF16,
             device=_CPU,
             group_of=groups,
@@ -99,7 +99,7 @@ class BlocksOnHost:
             device=_CPU,
             travels=torch.bfloat16,
             accumulates=False,
-            factor=1 / axis.size,
+            factors=[1 / axis.size],
             pool=pool,
             memory=memory,
             ahead=ahead,
@@ -134,7 +134,7 @@ class BlocksOnHost:
             memory=memory,
             second=second,
         )
-        self.update = OffloadedUpdate(self.units, plan, axis, self.reducer, self.store, host, overlaps=overlaps)
+        self.update = OffloadedUpdate(self.units, plan, self.reducer, self.store, host, overlaps=overlaps)
 
     def forward(self, compute_s: float) -> None:
         """Uses every block for so long, in order."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import PrivateAttr
 
+from dsrun.config.axes import axes_of, division_text
 from dsrun.config.batch import MICRO_KEY, STEPS_KEY, TRAIN_KEY, BatchSizes, solve
 from dsrun.config.findings import Finding
 from dsrun.config.provenance import Kind, Provenance
@@ -75,7 +76,7 @@ class Config(Training):
             world_size: ranks of the job.
 
         Raises:
-            ConfigError: the batch values do not fit the number of ranks, or too few are given.
+            ConfigError: the axes or the batch values do not fit the number of ranks, or too few are given.
         """
         return self.with_facts(replace(self._facts, batch=self._solved(world_size)))
 
@@ -91,12 +92,13 @@ class Config(Training):
         return next((place for place in places if place is not None), Position(self.source))
 
     def _solved(self, world_size: int) -> BatchSizes:
+        mesh = axes_of(self, world_size)
         return solve(
             self.train_batch_size,
             self.train_micro_batch_size_per_gpu,
             self.gradient_accumulation_steps,
-            data_parallel_size=world_size,
-            derivation=f"all {world_size} ranks" if world_size > 1 else "1 rank",
+            data_parallel_size=mesh.role_size("batch"),
+            derivation=division_text(mesh),
             place=f"{self.batch_place()}: ",
         )
 

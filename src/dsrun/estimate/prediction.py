@@ -145,7 +145,7 @@ class Prediction:
     @property
     def tokens_per_step(self) -> int:
         """Tokens of all ranks in one optimizer step."""
-        data_ranks = self.machine.ranks // (self.settings.tensor_parallel * self.settings.sequence_parallel)
+        data_ranks = self.settings.ranks_of("batch", self.machine.ranks)
         samples = self.settings.micro_batch * self.settings.accumulation_steps * data_ranks
         return samples * self.settings.sequence
 
@@ -162,7 +162,8 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine) -> Predic
         settings: settings of the run.
         machine: machine to train on; its number of ranks is divisible by the parallel sizes of `settings`.
     """
-    units = pad_units(model.units, machine.ranks // settings.tensor_parallel, tensor_parallel=settings.tensor_parallel)
+    shard_ranks = settings.ranks_of("shard", machine.ranks)
+    units = pad_units(model.units, shard_ranks, tensor_parallel=settings.tensor_parallel)
     state = state_bytes(units, settings, frozen_numel=-(-model.frozen_numel // settings.tensor_parallel))
     attention = None if model.architecture is None else attention_estimate(model.architecture, settings, machine)
     beyond = 0 if attention is None else attention.beyond_block
@@ -189,7 +190,7 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine) -> Predic
         units,
         settings,
         frozen_numel=-(-model.frozen_numel // settings.tensor_parallel),
-        ranks=machine.ranks // settings.tensor_parallel,
+        ranks=shard_ranks,
     )
     traffic = step_traffic(model, units, settings, machine)
     paths = floors(traffic, settings, machine)

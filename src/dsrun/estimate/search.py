@@ -114,7 +114,7 @@ def nearest(
                     changed = replace(
                         base, stage=stage, compute_bytes=compute, micro_batch=micro, accumulation_steps=steps
                     )
-                    if ranks % changed.tensor_parallel:
+                    if not changed.fits_ranks(ranks):
                         continue
                     choice = _choice(model, settings, changed, machine.with_ranks(ranks), asked_ranks=machine.ranks)
                     if choice.changes and changed.can_run and choice.prediction.fits is not False:

@@ -14,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 from dsrun.contract.environment import RUN_DIR_ENV, STEP_EVENT
 from dsrun.contract.job_paths import JobPaths
 from dsrun.runtime.engine.report import StepReport
-from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.observe.records import RecordWriter
 from support.inside_engine import units_of
 from support.models import CONTEXT
@@ -78,8 +77,10 @@ class OneDevice(TorchFunctionMode):
 def test_a_loss_may_lie_on_another_device_than_the_engine() -> None:
     elsewhere = torch.device("meta")
     report = StepReport(
-        AloneCollectives(),
         RecordWriter(None),
+        data_ranks=1,
+        counts_losses=True,
+        tells=True,
         steps_per_print=None,
         device=elsewhere,
         model_numel=1,

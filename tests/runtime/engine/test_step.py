@@ -48,7 +48,9 @@ def parts_of(collectives: Collectives, stage: int) -> StepParts:
         UnitSpec(f"blocks.{i}", nn.Identity(), ((f"blocks.{i}.w", nn.Parameter(torch.ones(NUMEL))),)) for i in range(3)
     ]
     group_of = {id(param): 0 for spec in specs for _, param in spec.params}
-    units = build_units(specs, plan, collectives, precision=FP32, device=torch.device("cpu"), group_of=group_of)
+    units = build_units(
+        specs, plan, lambda _: collectives, precision=FP32, device=torch.device("cpu"), group_of=group_of
+    )
     store = build_store(units, plan, collectives)
     reducer = GradReducer(
         units,
@@ -72,7 +74,7 @@ def parts_of(collectives: Collectives, stage: int) -> StepParts:
     return StepParts(
         units=units,
         plan=plan,
-        collectives=collectives,
+        world=collectives,
         reducer=reducer,
         optimizer=optimizer,
         store=store,

@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dsrun.config.axes import divide
 from dsrun.contract.environment import RankInfo
 from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.mesh.c10d import C10dCollectives, GlooCollectives
 from dsrun.runtime.mesh.collectives import Collectives, own_slice
 from dsrun.runtime.mesh.join.groups import join, make_mesh
 from dsrun.runtime.mesh.loopback import LoopbackWorld
-from dsrun.runtime.mesh.spec import DATA_AXIS, MeshSpec
 from support.ranks import run_ranks
 
 SHARD = 6
@@ -103,8 +103,8 @@ def _on_gloo(dtype: torch.dtype) -> list[dict[str, Any]]:
     info = RankInfo.from_env()
     device = torch.device("cpu")
     join(info, backend="gloo", device=device, timeout_s=30)
-    mesh = make_mesh(MeshSpec(((DATA_AXIS, info.world_size),)), info, device=device)
-    tuned = mesh.axes[DATA_AXIS]
+    mesh = make_mesh(divide(info.world_size, {}), info, device=device)
+    tuned = mesh.world
     assert isinstance(tuned, AloneCollectives if info.world_size == 1 else C10dCollectives)
     group = dist.group.WORLD
     assert isinstance(group, dist.ProcessGroup)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dsrun.config.axes import divide
 from dsrun.contract.environment import RankInfo
 from dsrun.runtime.compat import backends_of
 from dsrun.runtime.mesh.agree.same import attempt, check_agreement, largest
@@ -22,7 +23,6 @@ from dsrun.runtime.mesh.c10d import C10dCollectives
 from dsrun.runtime.mesh.collectives import own_slice
 from dsrun.runtime.mesh.join.backends import Backend
 from dsrun.runtime.mesh.join.groups import ProcessGroupMesh, join, leave, make_mesh, separate_reductions
-from dsrun.runtime.mesh.spec import DATA_AXIS, MeshSpec
 
 NUMEL = 1024
 FLOATS = [torch.bfloat16, torch.float16, torch.float32]
@@ -179,7 +179,7 @@ def test_ranks_agree_and_tell_their_failures(device: torch.device) -> None:
 
 
 def mesh_on(device: torch.device) -> ProcessGroupMesh:
-    mesh = make_mesh(MeshSpec(((DATA_AXIS, 1),)), RankInfo(), device=device, groups_of_one=True)
+    mesh = make_mesh(divide(1, {}), RankInfo(), device=device, groups_of_one=True)
     separate_reductions(mesh)
     return mesh
 
@@ -192,7 +192,7 @@ def test_groups_are_joined_left_and_joined_again(device: torch.device) -> None:
         assert backends_of()[device.type] == backend_for(device)
         first, second = mesh_on(device), mesh_on(device)
         for mesh in (first, second):
-            axis = mesh.axes[DATA_AXIS]
+            axis = mesh.world
             assert isinstance(axis, C10dCollectives)
             assert (axis.reductions is axis.group) == (device.type == "cpu")
             buffer = axis.zeros(NUMEL, dtype=torch.float32, device=device).fill_(2)

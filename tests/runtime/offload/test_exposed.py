@@ -100,7 +100,7 @@ class Bed:
         self.units = build_units(
             specs,
             plan,
-            alone,
+            lambda _: alone,
             precision=BF16,
             device=CPU,
             group_of=group_of,
@@ -113,7 +113,7 @@ class Bed:
             device=CPU,
             travels=torch.bfloat16,
             accumulates=False,
-            factor=1.0,
+            factors=[1.0],
             pool=pool,
             memory=memory,
             ahead=ahead,
@@ -149,7 +149,7 @@ class Bed:
             memory=memory,
             second=second,
         )
-        self.update = OffloadedUpdate(self.units, plan, alone, self.reducer, self.store, self.host, overlaps=True)
+        self.update = OffloadedUpdate(self.units, plan, self.reducer, self.store, self.host, overlaps=True)
         self.exposed = 0
 
     def under_way(self) -> list[Future[Any]]:

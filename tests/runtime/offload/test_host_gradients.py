@@ -34,7 +34,7 @@ def test_a_last_piece_of_any_length_has_the_bits_that_it_has_in_the_whole(
         device=device,
         travels=dtype,
         accumulates=False,
-        factor=THIRD,
+        factors=[THIRD],
         pool=host_pool_for(device, pin=True, say=pytest.fail),
         memory=Arenas(),
     )

@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dsrun.choices.gather_plan import GatherBudgets
+from dsrun.config.axes import axes_of, divide, divides
 from dsrun.config.batch import MICRO_KEY, BatchSizes, solve
 from dsrun.config.buckets import gather_budgets
 from dsrun.config.config import Config, is_left_to_script
 from dsrun.config.findings import Code, Severity
 from dsrun.config.sections.activation import Policy
 from dsrun.config.sections.optimizer_table import row_of
-from dsrun.errors import ConfigError
 from dsrun.estimate.run.recomputation import RecomputationPlan, recomputed
+from dsrun.mesh_spec import Role
 
 Tier = Literal["none", "cpu", "nvme"]
 Recompute = Literal["none", "blocks"]
@@ -153,6 +154,23 @@ class RunSettings:
         """Tokens that one rank holds activations of."""
         return -(-self.micro_batch * self.sequence // self.sequence_parallel)
 
+    def fits_ranks(self, ranks: int) -> bool:
+        """Whether so many ranks divide by the parallel sizes."""
+        return divides(ranks, self._sizes)
+
+    def ranks_of(self, role: Role, ranks: int) -> int:
+        """Returns how many of the job's ranks are peers in a role.
+
+        Args:
+            role: the role.
+            ranks: ranks of the job.
+        """
+        return divide(ranks, self._sizes).role_size(role)
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {"tensor": self.tensor_parallel, "ulysses": self.sequence_parallel}
+
     @property
     def can_run(self) -> bool:
         """Whether this version runs it."""
@@ -183,14 +201,7 @@ def read_settings(
         ConfigError: the ranks do not divide by the parallel sizes, or the batch does not fit them.
     """
     zero, activations = config.zero_optimization, config.activation_checkpointing
-    tensor = max(1, config.tensor_parallel.autotp_size, config.tensor_parallel.tp.tp_size)
-    shared = tensor * config.sequence_parallel_size
-    if ranks % shared:
-        raise ConfigError(
-            f"{config.source}: {ranks} ranks do not divide by tensor parallel {tensor} x sequence parallel "
-            f"{config.sequence_parallel_size}",
-            hint=f"use a multiple of {shared} ranks",
-        )
+    mesh = axes_of(config, ranks)
     notes: list[str] = []
     if sequence is None:
         sequence = min(_SAMPLE_TOKENS, longest or _SAMPLE_TOKENS)
@@ -221,7 +232,7 @@ def read_settings(
         notes.append(
             "`fp8` keeps the bytes of its 16-bit format, which is counted; its products are faster than counted"
         )
-    batch = _batch(config, ranks // shared, micro_batch, notes)
+    batch = _batch(config, mesh.role_size("batch"), micro_batch, notes)
     away = zero.offload_param if zero.offload_optimizer.device == "none" else zero.offload_optimizer
     half = config.bf16.enabled or config.fp16.enabled
     return RunSettings(
@@ -250,8 +261,8 @@ def read_settings(
         activations_on_cpu=activations.cpu_checkpointing,
         activation_buffers=activations.nvme_buffer_count if activations.nvme_path else None,
         packed_activations=activations.packing == "int8",
-        tensor_parallel=tensor,
-        sequence_parallel=config.sequence_parallel_size,
+        tensor_parallel=mesh.role_size("tensor"),
+        sequence_parallel=mesh.role_size("context"),
         micro_batch=batch.micro_batch,
         accumulation_steps=batch.accumulation_steps,
         sequence=sequence,

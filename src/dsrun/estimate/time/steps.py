@@ -84,11 +84,11 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
 
     Args:
         model: the model.
-        units: its units, padded for the data-parallel ranks.
+        units: its units, padded for the ranks that share their state.
         settings: settings of the run.
         machine: ranks of the job and of a host.
     """
-    data_ranks = machine.ranks // settings.tensor_parallel
+    shard_ranks = settings.ranks_of("shard", machine.ranks)
     compute = settings.compute_bytes
     whole, shard = sum(unit.padded for unit in units), sum(unit.shard for unit in units)
     owned = shard if settings.stage >= 1 else whole
@@ -120,7 +120,7 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
         streamed = compute * gathered_numel(
             units, settings.accumulation_steps, settings.gather, trained=settings.trained_leave
         )
-        streamed //= data_ranks
+        streamed //= shard_ranks
         ddr += streamed
         if settings.trained_leave and offloads:
             to_gpu = streamed  # new parameters come with their next use, and not after the update
@@ -148,7 +148,7 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
             still_there = min(settings.activation_buffers, inputs)
             read, written = read + moved // inputs * (inputs - still_there), written + on_disk
             ddr += 2 * on_disk
-    network = collective_bytes(units, settings).sent_bytes(data_ranks)
+    network = collective_bytes(units, settings).sent_bytes(shard_ranks)
     if shape is not None and settings.tensor_parallel > 1:
         network += tensor_parallel_bytes(layers=shape.layers, hidden=shape.hidden, settings=settings)
     return StepTraffic(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dsrun.errors import ModelError
 from dsrun.runtime.engine.training.first_loss import never_gathered_reads
+from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.zero.units.find import UnitSpec
 from dsrun.runtime.zero.units.unit import ParamUnit
 from support.models import loss_of
@@ -63,7 +64,7 @@ class _HandedOutCopy(torch.autograd.Function):
 
 def test_a_graph_tells_which_weights_were_read_though_their_forward_never_ran() -> None:
     used, unused = (
-        ParamUnit(UnitSpec(name, layer, ((f"{name}.weight", layer.weight),)), index=at, world_size=1)
+        ParamUnit(UnitSpec(name, layer, ((f"{name}.weight", layer.weight),)), AloneCollectives(), index=at)
         for at, (name, layer) in enumerate((n, nn.Linear(4, 4, bias=False)) for n in ("a", "b"))
     )
     x, weight = torch.ones(2, 4), unused.params[0]

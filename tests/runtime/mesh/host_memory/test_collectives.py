@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from dsrun.config.axes import divide
 from dsrun.contract.environment import RankInfo
 from dsrun.errors import DsrunError, ModelError
 from dsrun.runtime.mesh.host_memory.collectives import SharedMemoryCollectives
 from dsrun.runtime.mesh.join.groups import join, make_mesh
-from dsrun.runtime.mesh.spec import DATA_AXIS, MeshSpec
 from support.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 def shared(timeout_s: float = 30) -> SharedMemoryCollectives:
     info = RankInfo.from_env()
     join(info, backend="gloo", device=CPU, timeout_s=timeout_s)
-    found = make_mesh(MeshSpec(((DATA_AXIS, info.world_size),)), info, device=CPU).axes[DATA_AXIS]
+    found = make_mesh(divide(info.world_size, {}), info, device=CPU).world
     assert isinstance(found, SharedMemoryCollectives), "ranks of one host share memory"
     return found
 
@@ -190,7 +190,7 @@ def _wait_observed() -> list[Any]:
 
     info = RankInfo.from_env()
     join(info, backend="gloo", device=CPU, timeout_s=30)
-    axis = make_mesh(MeshSpec(((DATA_AXIS, 2),)), info, device=CPU, observer=Observer()).axes[DATA_AXIS]
+    axis = make_mesh(divide(2, {}), info, device=CPU, observer=Observer()).world
     axis.all_reduce(torch.zeros(4), label="loss").wait()
     return seen
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dsrun.config.axes import divide
 from dsrun.contract.environment import RankInfo
 from dsrun.errors import DsrunError
 from dsrun.runtime.mesh.collectives import Collectives, own_slice
@@ -17,7 +18,6 @@ from dsrun.runtime.mesh.host_memory.collectives import SharedMemoryCollectives
 from dsrun.runtime.mesh.host_memory.several_hosts import HierarchicalCollectives, carrier_of
 from dsrun.runtime.mesh.join.groups import join, make_mesh
 from dsrun.runtime.mesh.loopback import LoopbackWorld
-from dsrun.runtime.mesh.spec import DATA_AXIS, MeshSpec
 from dsrun.runtime.mesh.step_position import Where
 from support.ranks import run_ranks
 
@@ -138,7 +138,7 @@ def test_ranks_of_hosts_in_other_steps_find_each_other_within_the_time_out() -> 
 def _chosen() -> tuple[str, Any]:
     info = RankInfo.from_env()
     join(info, backend="gloo", device=CPU, timeout_s=30)
-    axis = make_mesh(MeshSpec(((DATA_AXIS, 2),)), info, device=CPU).axes[DATA_AXIS]
+    axis = make_mesh(divide(2, {}), info, device=CPU).world
     return type(axis).__name__, axis.size
 
 

@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch import nn
 
 import dsrun
+from dsrun.config.axes import divide
 from dsrun.contract.environment import BACKEND_ENV, RankInfo
 from dsrun.errors import InputError
 from dsrun.runtime.compat import HashStore, backends_of, timeout_of
 from dsrun.runtime.mesh.join.backends import Backend, backend_of, idle_gpus_text, order_warning, serves
 from dsrun.runtime.mesh.join.groups import join, make_mesh, present_backend
-from dsrun.runtime.mesh.spec import DATA_AXIS, MeshSpec
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 CONFIG = {"train_batch_size": 2, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
@@ -133,9 +133,9 @@ def test_gloo_that_was_asked_for_counts_before_the_scripts_group(backend: str, m
     _join(backend)
     engine = dsrun.initialize(model=nn.Linear(4, 4), config=CONFIG)[0]
     assert engine.device == torch.device("cpu")
-    mesh = make_mesh(MeshSpec(((DATA_AXIS, 1),)), RankInfo(), device=torch.device("cpu"), groups_of_one=True)
+    mesh = make_mesh(divide(1, {}), RankInfo(), device=torch.device("cpu"), groups_of_one=True)
     value = torch.ones(4)
-    mesh.axes[DATA_AXIS].all_reduce(value).wait()
+    mesh.world.all_reduce(value).wait()
     assert value.tolist() == [1, 1, 1, 1]
 
 

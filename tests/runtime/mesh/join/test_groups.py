@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dsrun.config.axes import divide
 from dsrun.contract.environment import NONCE_KEY, RankInfo
 from dsrun.errors import InputError, LaunchError
 from dsrun.runtime.compat import TCPStore, store_of
 from dsrun.runtime.mesh.join.backends import choose_backend
 from dsrun.runtime.mesh.join.gpus import choose_device
 from dsrun.runtime.mesh.join.groups import join, make_mesh, present_backend
-from dsrun.runtime.mesh.spec import MeshSpec
 from support.forked_programs import Ended, run_programs
 from support.ranks import run_ranks
 
@@ -103,20 +103,25 @@ def test_a_group_that_is_joined_again_finds_nothing_of_the_one_before() -> None:
     assert run_ranks(2, _joined_again) == [False, False]
 
 
-def _sums_over_axes() -> tuple[float, float]:
+def _sums_over_peers() -> list[float]:
     info = RankInfo.from_env()
     join(info, backend="gloo", device=torch.device("cpu"), timeout_s=30)
-    mesh = make_mesh(MeshSpec((("slow", 2), ("fast", 2))), info, device=torch.device("cpu"))
+    mesh = make_mesh(divide(4, {"tensor": 2}), info, device=torch.device("cpu"))
     sums: list[float] = []
-    for axis in ("slow", "fast"):
+    for peers in (mesh.batch, mesh.tensor, mesh.world):
         value = torch.tensor([float(10**info.rank)])
-        mesh.axes[axis].all_reduce(value).wait()
+        peers.all_reduce(value).wait()
         sums.append(value.item())
-    return sums[0], sums[1]
+    return sums
 
 
-def test_every_axis_has_its_own_groups() -> None:
-    assert run_ranks(4, _sums_over_axes) == [(101.0, 11.0), (1010.0, 11.0), (101.0, 1100.0), (1010.0, 1100.0)]
+def test_every_role_has_its_own_ranks() -> None:
+    assert run_ranks(4, _sums_over_peers) == [
+        [101.0, 11.0, 1111.0],
+        [1010.0, 11.0, 1111.0],
+        [101.0, 1100.0, 1111.0],
+        [1010.0, 1100.0, 1111.0],
+    ]
 
 
 _ENDING = """

@@ -8,12 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dsrun.config.axes import divide
 from dsrun.contract.environment import RankInfo
 from dsrun.runtime.compat import HashStore
 from dsrun.runtime.mesh.c10d import C10dCollectives
+from dsrun.runtime.mesh.collectives import Collectives
 from dsrun.runtime.mesh.join.groups import ProcessGroupMesh, join, leave, make_mesh, separate_reductions
 from dsrun.runtime.mesh.join.shared_groups import GroupKey, SharedGroups
-from dsrun.runtime.mesh.spec import DATA_AXIS, MeshSpec
 from support.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -32,9 +33,7 @@ def _take_and_give_back() -> list[object]:
     join(info, backend="gloo", device=CPU, timeout_s=30)
     groups = SharedGroups(timeout_s=30)
     reductions, gathers = GroupKey("gloo", "reductions", (0, 1)), GroupKey("gloo", "all", (0, 1))
-    first, other, again = groups.take(reductions), groups.take(gathers), groups.take(reductions)
-    assert first is not None
-    assert other is not None
+    first, other, again = (groups.take(key, [(0, 1)]) for key in (reductions, gathers, reductions))
     seen: list[object] = [first is again, first is other]
     groups.give_back([reductions])
     value = torch.full((1,), float(info.rank + 1))
@@ -43,7 +42,7 @@ def _take_and_give_back() -> list[object]:
     groups.give_back([reductions, gathers])
     seen += [len(groups), _is_there(first), _is_there(other)]
     # One of its ranks and number would have the name of the first one, and find what that has left in the store.
-    next_one = groups.take(reductions)
+    next_one = groups.take(reductions, [(0, 1)])
     dist.all_reduce(value, group=next_one)
     return [*seen, next_one is first, len(groups), value.item()]
 
@@ -56,31 +55,30 @@ def _two_meshes(how: str) -> list[object]:
     info = RankInfo.from_env()
     # The script's own group: it stays when the last mesh goes.
     dist.init_process_group("gloo", init_method="env://", rank=info.rank, world_size=info.world_size)
-    spec = MeshSpec((("slow", 2), ("fast", 2)))
+    spec = divide(4, {"tensor": 2})
     first = make_mesh(spec, info, device=CPU)
-    own = [_axis(first, "slow").group, _axis(first, "fast").group]
+    own = [_group(first.batch).group, _group(first.tensor).group]
     if how == "drops":
         del first
         gc.collect()
         second = make_mesh(spec, info, device=CPU)
-        shared = [_axis(second, "slow").group is own[0], _axis(second, "fast").group is own[1]]
+        shared = [_group(second.batch).group is own[0], _group(second.tensor).group is own[1]]
         leave(second)
         return [*shared, *(_is_there(group) for group in own)]
     second = make_mesh(spec, info, device=CPU)
-    shared = [_axis(second, "slow").group is own[0], _axis(second, "fast").group is own[1]]
+    shared = [_group(second.batch).group is own[0], _group(second.tensor).group is own[1]]
     leave(first)
     leave(first)  # has no effect
     there = [_is_there(group) for group in own]
     value = torch.full((1,), float(10**info.rank))
-    second.axes["fast"].all_reduce(value).wait()
+    second.tensor.all_reduce(value).wait()
     leave(second)
     after = [_is_there(group) for group in own]
     dist.destroy_process_group()
     return [*shared, *there, value.item(), *after, *(_is_there(group) for group in own)]
 
 
-def _axis(mesh: ProcessGroupMesh, axis: str) -> C10dCollectives:
-    collectives = mesh.axes[axis]
+def _group(collectives: Collectives) -> C10dCollectives:
     assert isinstance(collectives, C10dCollectives)
     return collectives
 
@@ -103,16 +101,16 @@ def test_five_engines_in_turn_take_no_more_of_the_device_than_one() -> None:
     """The script's own group stays, so nothing but leaving frees what the meshes take."""
     device = torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1, device_id=device)
-    spec = MeshSpec(((DATA_AXIS, 1),))
+    spec = divide(1, {})
     free: list[int] = []
     for _ in range(5):
         mesh = make_mesh(spec, RankInfo(), device=device, groups_of_one=True)
         separate_reductions(mesh)
         value = torch.ones(1 << 20, device=device)
-        mesh.axes[DATA_AXIS].all_reduce(value).wait()
-        mesh.axes[DATA_AXIS].all_gather(value, value).wait()
+        mesh.world.all_reduce(value).wait()
+        mesh.world.all_gather(value, value).wait()
         torch.cuda.synchronize(device)
-        reductions = _axis(mesh, DATA_AXIS).reductions
+        reductions = _group(mesh.world).reductions
         leave(mesh)
         assert not _is_there(reductions)
         free.append(torch.cuda.mem_get_info(device)[0])
@@ -132,22 +130,20 @@ def _leave_on_the_way_out(mesh: ProcessGroupMesh) -> None:
 def test_on_the_way_out_of_an_error_no_rank_is_waited_for() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     join(RankInfo(), backend="nccl", device=device, timeout_s=30)
-    mesh = make_mesh(MeshSpec(((DATA_AXIS, 1),)), RankInfo(), device=device, groups_of_one=True)
+    mesh = make_mesh(divide(1, {}), RankInfo(), device=device, groups_of_one=True)
     separate_reductions(mesh)
-    reductions = _axis(mesh, DATA_AXIS).reductions
+    reductions = _group(mesh.world).reductions
     with pytest.raises(ValueError, match="no"):
         _leave_on_the_way_out(mesh)
     # A destroy would have waited for ranks that are in a collective.
     assert _is_there(reductions)
-    other = make_mesh(MeshSpec(((DATA_AXIS, 1),)), RankInfo(), device=device, groups_of_one=True)
-    other.axes[DATA_AXIS].all_gather(torch.zeros(4, device=device), torch.zeros(4, device=device), label="unit 1")
+    other = make_mesh(divide(1, {}), RankInfo(), device=device, groups_of_one=True)
+    other.world.all_gather(torch.zeros(4, device=device), torch.zeros(4, device=device), label="unit 1")
     # Nobody waited for it, and nothing tells its end: the handle is gone.
     leave(other)
     assert dist.is_initialized()
-    last = make_mesh(MeshSpec(((DATA_AXIS, 1),)), RankInfo(), device=device, groups_of_one=True)
-    ahead = last.axes[DATA_AXIS].all_gather(
-        torch.zeros(4, device=device), torch.zeros(4, device=device), label="unit 1"
-    )
+    last = make_mesh(divide(1, {}), RankInfo(), device=device, groups_of_one=True)
+    ahead = last.world.all_gather(torch.zeros(4, device=device), torch.zeros(4, device=device), label="unit 1")
     leave(last)
     assert not dist.is_initialized()
     del ahead
@@ -158,17 +154,17 @@ def test_on_the_way_out_of_an_error_no_rank_is_waited_for() -> None:
 def test_engines_side_by_side_share_one_communicator_for_reductions() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1, device_id=device)
-    spec = MeshSpec(((DATA_AXIS, 1),))
+    spec = divide(1, {})
     meshes = [make_mesh(spec, RankInfo(), device=device, groups_of_one=True) for _ in range(4)]
     for mesh in meshes:
         separate_reductions(mesh)
-    groups = [_axis(mesh, DATA_AXIS).reductions for mesh in meshes]
+    groups = [_group(mesh.world).reductions for mesh in meshes]
     assert all(group is groups[0] for group in groups)
-    assert groups[0] is not _axis(meshes[0], DATA_AXIS).group
+    assert groups[0] is not _group(meshes[0].world).group
     for mesh in meshes[1:]:
         leave(mesh)
     value = torch.ones(4, device=device)
-    meshes[0].axes[DATA_AXIS].all_reduce(value).wait()
+    meshes[0].world.all_reduce(value).wait()
     assert value.tolist() == [1, 1, 1, 1]
     leave(meshes[0])
     assert not _is_there(groups[0])

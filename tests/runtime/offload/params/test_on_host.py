@@ -46,7 +46,7 @@ def make(
     """Slices 0 to `count` - 1 of bf16, the slice i of rank r filled with 10 r + i."""
     axis = AloneCollectives() if collectives is None else collectives
     arenas = Arenas()
-    shards = HostShards(axis, ThreadBus() if bus is None else bus, arenas, pool=HostPool(None, say=silent), device=CPU)
+    shards = HostShards(ThreadBus() if bus is None else bus, arenas, pool=HostPool(None, say=silent), device=CPU)
     shards.reserve("parameter shards", [SHARD] * count, torch.bfloat16, labels=[f"unit {i}" for i in range(count)])
     for index in range(count):
         shards.admit(index, torch.full((SHARD,), 10.0 * axis.rank + index))
@@ -65,7 +65,9 @@ def test_every_rank_gets_the_slices_of_all(size: int, make_bus: Callable[[], Bus
     def body(collectives: LoopbackCollectives) -> tuple[list[Tensor], CopyCounts, dict[str, int]]:
         shards, _ = make(collectives, bus=make_bus())
         buffers = [flat(size), flat(size)]
-        pending = [shards.gather(index, buffer, label=f"unit {index}") for index, buffer in enumerate(buffers)]
+        pending = [
+            shards.gather(index, buffer, collectives, label=f"unit {index}") for index, buffer in enumerate(buffers)
+        ]
         for work in pending:
             work.wait()
             work.wait()  # once more does nothing
@@ -90,7 +92,10 @@ def test_a_gather_waits_for_its_slice_only_when_it_is_wanted() -> None:
     gate = Gate()
     shards, _ = make(bus=ThreadBus(back_pace=gate))
     first, second = flat(), flat()
-    arriving = [shards.gather(0, first, label="unit 0"), shards.gather(1, second, label="unit 1")]
+    arriving = [
+        shards.gather(0, first, AloneCollectives(), label="unit 0"),
+        shards.gather(1, second, AloneCollectives(), label="unit 1"),
+    ]
     assert first.isnan().all(), "both are on their way, and this thread goes on"
     gate.let_pass()
     arriving[0].wait()
@@ -106,7 +111,7 @@ def test_new_values_of_the_device_are_rounded_there_and_leave_in_pieces() -> Non
     values = torch.linspace(-3, 3, SHARD)
     shards.write(1, values)
     buffer = flat()
-    shards.gather(1, buffer, label="unit 1").wait()
+    shards.gather(1, buffer, AloneCollectives(), label="unit 1").wait()
     assert torch.equal(buffer, values.bfloat16())
     assert shards.bus.counts.out["parameters"] == CopyCounts(3, SHARD * 2), "512 elements through buffers of 200"
     assert {use.name: use.reserved_bytes for use in arenas.report().arenas}["parameters leaving"] == 2 * 256 * 2
@@ -117,7 +122,7 @@ def test_a_gather_runs_behind_the_new_values_that_are_still_on_their_way() -> No
     shards, _ = make(bus=ThreadBus(out_pace=gate), leaving=SHARD)
     shards.write(0, torch.full((SHARD,), 5.0))
     buffer = flat()
-    arriving = shards.gather(0, buffer, label="unit 0")
+    arriving = shards.gather(0, buffer, AloneCollectives(), label="unit 0")
     assert buffer.isnan().all()
     gate.let_pass()
     arriving.wait()
@@ -128,13 +133,13 @@ def test_new_values_leave_behind_a_gather_of_the_old_ones() -> None:
     gate = Gate()
     shards, _ = make(bus=ThreadBus(back_pace=gate), leaving=SHARD)
     buffer = flat()
-    arriving = shards.gather(1, buffer, label="unit 1")
+    arriving = shards.gather(1, buffer, AloneCollectives(), label="unit 1")
     shards.write(1, torch.full((SHARD,), 5.0))
     gate.let_pass()
     arriving.wait()
     assert torch.equal(buffer.float(), torch.ones(SHARD)), "it was asked for before"
     gate.let_pass()
-    shards.gather(1, buffer, label="unit 1").wait()
+    shards.gather(1, buffer, AloneCollectives(), label="unit 1").wait()
     assert torch.equal(buffer.float(), torch.full((SHARD,), 5.0))
 
 
@@ -143,7 +148,7 @@ def test_values_that_are_on_the_host_already_do_not_cross_the_bus() -> None:
     shards.write(0, torch.full((SHARD,), 7.0))
     assert shards.bus.counts.out["parameters"] == CopyCounts(0, 0)
     buffer = flat()
-    shards.gather(0, buffer, label="unit 0").wait()
+    shards.gather(0, buffer, AloneCollectives(), label="unit 0").wait()
     assert torch.equal(buffer.float(), torch.full((SHARD,), 7.0))
 
 
@@ -151,7 +156,7 @@ def test_values_on_the_host_wait_for_a_copy_that_reads_the_old_ones() -> None:
     gate = Gate()
     shards, _ = make(bus=ThreadBus(back_pace=gate))
     buffer = flat()
-    arriving = shards.gather(1, buffer, label="unit 1")
+    arriving = shards.gather(1, buffer, AloneCollectives(), label="unit 1")
     writer = threading.Thread(target=partial(shards.write, 1, torch.full((SHARD,), 7.0)))
     writer.start()
     gate.let_pass()
@@ -162,8 +167,7 @@ def test_values_on_the_host_wait_for_a_copy_that_reads_the_old_ones() -> None:
 
 def test_settled_slices_may_be_read_where_they_lie() -> None:
     gate = Gate()
-    axis = AloneCollectives()
-    shards = HostShards(axis, ThreadBus(out_pace=gate), Arenas(), pool=HostPool(None, say=silent), device=CPU)
+    shards = HostShards(ThreadBus(out_pace=gate), Arenas(), pool=HostPool(None, say=silent), device=CPU)
     shards.reserve("parameter shards", [SHARD], torch.bfloat16, labels=["unit 0"])
     slice_S = shards.admit(0, torch.zeros(SHARD))
     shards.reserve_leaving(SHARD, torch.bfloat16)

@@ -124,11 +124,17 @@ def test_the_next_unit_is_on_its_way_while_one_computes_forward_and_backward() -
     gate = Gate()
     bus = ThreadBus(back_pace=gate)
     axis, cpu, plan = AloneCollectives(), torch.device("cpu"), ZeroPlan.of_stage(3)
-    tier = HostShards(axis, bus, Arenas(), pool=HostPool(None, say=print), device=cpu)
+    tier = HostShards(bus, Arenas(), pool=HostPool(None, say=print), device=cpu)
     model = TinyGPT(layers=4)
     groups = assign_groups(model, None).group_of
     units = build_units(
-        find_units(model), plan, axis, precision=BF16, device=cpu, group_of=groups, placement=Placement(tier=tier)
+        find_units(model),
+        plan,
+        lambda _: axis,
+        precision=BF16,
+        device=cpu,
+        group_of=groups,
+        placement=Placement(tier=tier),
     )
     store = build_store(units, plan, axis)
     turns = [unit for unit in units if unit.module is not None]

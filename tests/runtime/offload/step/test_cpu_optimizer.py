@@ -89,7 +89,7 @@ def make(
     units = build_units(
         specs,
         plan,
-        alone,
+        lambda _: alone,
         precision=precision,
         device=device,
         group_of=group_of,
@@ -102,7 +102,7 @@ def make(
         device=device,
         travels=precision.compute,
         accumulates=accumulates,
-        factor=1.0,
+        factors=[1.0],
         pool=pool,
         memory=memory,
     )
@@ -129,7 +129,7 @@ def make(
         pool=pool,
         memory=memory,
     )  # fmt: skip
-    update = OffloadedUpdate(units, plan, alone, reducer, store, host, overlaps=True)
+    update = OffloadedUpdate(units, plan, reducer, store, host, overlaps=True)
     return Parts(units, gradients, host, update, store, out, back, memory)
 
 

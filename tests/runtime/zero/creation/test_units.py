@@ -62,7 +62,9 @@ def test_owned_ranges_of_all_ranks_are_rank_0s_values_once(stage: int, precision
     def body(collectives: LoopbackCollectives) -> list[tuple[int, int, torch.Tensor]]:
         model = models[collectives.rank]
         groups = assign_groups(model, None).group_of
-        units = build_units(find_units(model), plan, collectives, precision=precision, device=CPU, group_of=groups)
+        units = build_units(
+            find_units(model), plan, lambda _: collectives, precision=precision, device=CPU, group_of=groups
+        )
         for unit in units:
             assert unit.master.dtype == unit.grad_sum.dtype == torch.float32
             assert unit.shard.dtype == precision.compute

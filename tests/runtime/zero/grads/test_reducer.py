@@ -42,7 +42,11 @@ class Recording(LoopbackCollectives):
 
 
 def units_of(
-    collectives: LoopbackCollectives, stage: int, precision: PrecisionPolicy = FP32, **options: Any
+    collectives: LoopbackCollectives,
+    stage: int,
+    precision: PrecisionPolicy = FP32,
+    divide_before: float = 1.0,
+    **options: Any,
 ) -> tuple[list[ParamUnit], GradReducer]:
     plan = ZeroPlan.of_stage(stage)
     modules: list[nn.Module | None] = [nn.Identity() for _ in SIZES[:-1]]
@@ -52,8 +56,10 @@ def units_of(
     ]
     groups = {id(param): 0 for spec in specs for _, param in spec.params}
     device = torch.device("cpu")
-    units = build_units(specs, plan, collectives, precision=precision, device=device, group_of=groups)
+    units = build_units(specs, plan, lambda _: collectives, precision=precision, device=device, group_of=groups)
     build_store(units, plan, collectives)
+    for unit in units:
+        unit.divide_before = divide_before
     reducer = GradReducer(
         units, collectives, shard_optimizer=plan.shard_optimizer, shard_gradients=plan.shard_gradients, **options
     )

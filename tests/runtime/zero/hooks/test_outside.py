@@ -9,6 +9,7 @@ import weakref
 import torch
 from torch import Tensor, nn
 
+from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.zero.hooks.outside import OutsideRead, ReadsOutside, handed_out
 from dsrun.runtime.zero.units.find import UnitSpec
 from dsrun.runtime.zero.units.unit import ParamUnit
@@ -24,7 +25,7 @@ def watched() -> tuple[nn.Sequential, ReadsOutside, list[int]]:
         asked.append(position)
         return torch.full((), float(position))
 
-    unit = ParamUnit(UnitSpec("block", module, tuple(owned)), index=0, world_size=1)
+    unit = ParamUnit(UnitSpec("block", module, tuple(owned)), AloneCollectives(), index=0)
     return module, ReadsOutside(unit, read), asked
 
 

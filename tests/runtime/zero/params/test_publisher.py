@@ -26,14 +26,19 @@ def test_every_rank_reads_the_new_values(stage: int, precision: PrecisionPolicy,
         model = models[collectives.rank]
         groups = assign_groups(model, None).group_of
         units = build_units(
-            find_units(model), plan, collectives, precision=precision, device=torch.device("cpu"), group_of=groups
+            find_units(model),
+            plan,
+            lambda _: collectives,
+            precision=precision,
+            device=torch.device("cpu"),
+            group_of=groups,
         )
         store = build_store(units, plan, collectives)
         for unit in units:
             start, stop = unit.owned
             unit.master.copy_(torch.arange(start, stop) / 7)
         collectives.traffic.calls.clear()
-        publish(units, plan, collectives, store)
+        publish(units, plan, store)
         sent = dict(collectives.traffic.calls)
         found: list[list[torch.Tensor]] = []
         for unit in units:

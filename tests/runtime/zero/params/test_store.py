@@ -32,7 +32,7 @@ def model() -> TinyGPT:
 def units_of(m: nn.Module, collectives: LoopbackCollectives, stage: int = 3) -> list[ParamUnit]:
     groups = assign_groups(m, None).group_of
     return build_units(
-        find_units(m), ZeroPlan.of_stage(stage), collectives, precision=FP32, device=CPU, group_of=groups
+        find_units(m), ZeroPlan.of_stage(stage), lambda _: collectives, precision=FP32, device=CPU, group_of=groups
     )
 
 

@@ -1,0 +1,51 @@
+"""How an axis beside data has changed a model's parameters: what whoever cuts a model says of each, and units ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlacement:
+    """The axes of ranks that a parameter is no plain replica along.
+
+    Attributes:
+        cut_over: axes along which ranks hold different elements of it.
+        summed_over: axes along which ranks hold the same elements and compute parts of their gradient, which add up;
+            along the other ones each computes the whole gradient of its samples, and the mean is taken.
+    """
+
+    cut_over: tuple[str, ...] = ()
+    summed_over: tuple[str, ...] = ()
+
+
+#: A parameter that all ranks hold alike.
+EVERYWHERE = RankPlacement()
+
+
+@dataclass(frozen=True, slots=True)
+class CutParameter:
+    """A parameter as an axis has left it on this rank.
+
+    Attributes:
+        placement: axes that it is no plain replica along.
+    """
+
+    placement: RankPlacement
+
+
+#: By id of the parameter; those that no axis has changed are not in it.
+Cuts = Mapping[int, CutParameter]
+
+
+def placement_of(param: object, cuts: Cuts) -> RankPlacement:
+    """Returns the axes that a parameter is no plain replica along."""
+    cut = cuts.get(id(param))
+    return EVERYWHERE if cut is None else cut.placement
+
+
+def in_cut(placement: RankPlacement) -> str:
+    """Returns what follows the name of a unit or an arena of parameters that are no plain replicas."""
+    cut = f" cut over {' and '.join(placement.cut_over)}" if placement.cut_over else ""
+    return cut + (f" summed over {' and '.join(placement.summed_over)}" if placement.summed_over else "")

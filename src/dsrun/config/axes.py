@@ -1,0 +1,112 @@
+"""How the ranks of a job are divided: the one place that does it, for the config, `dsrun plan` and the runtime alike.
+
+A further axis is a row of `AXES`. What the axes' ranks do with each other stands in the runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from dsrun.errors import ConfigError
+from dsrun.mesh_spec import Axis, MeshSpec, Role
+
+if TYPE_CHECKING:
+    from dsrun.config.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class AxisRow:
+    """An axis of ranks, as a config sizes it.
+
+    Attributes:
+        name: name of the axis.
+        title: name of the axis in messages.
+        size: function that returns its size in a config; None: it has the ranks that the other axes leave.
+        roles: roles that its ranks play beside `world`.
+        cuts: whether some parameters are cut along it.
+    """
+
+    name: str
+    title: str
+    size: Callable[[Config], int] | None
+    roles: tuple[Role, ...]
+    cuts: bool = False
+
+
+def _experts(config: Config) -> int:
+    section = config.expert_parallel
+    return section.autoep_size if section.enabled else 1
+
+
+def _sequence(config: Config) -> int:
+    return config.sequence_parallel_size
+
+
+def _tensor(config: Config) -> int:
+    return max(1, config.tensor_parallel.autotp_size, config.tensor_parallel.tp.tp_size)
+
+
+#: The axes, slowest first: ranks of the last one are neighbours, and so on one host.
+AXES: tuple[AxisRow, ...] = (
+    AxisRow("data", "data parallel", None, ("replica", "batch", "shard")),
+    AxisRow("expert", "expert parallel", _experts, ("replica", "batch", "shard", "expert"), cuts=True),
+    AxisRow("ulysses", "sequence parallel", _sequence, ("replica", "shard", "context")),
+    AxisRow("tensor", "tensor parallel", _tensor, ("replica", "tensor"), cuts=True),
+)
+
+
+def axes_of(config: Config, world_size: int) -> MeshSpec:
+    """Returns how the ranks of a job are divided.
+
+    Args:
+        config: the config; keys of axes that this version does not build may be set, as `dsrun plan` reads them.
+        world_size: ranks of the job.
+
+    Raises:
+        ConfigError: the ranks do not divide by the sizes of the axes.
+    """
+    sizes = {row.name: row.size(config) for row in AXES if row.size is not None}
+    return divide(world_size, sizes, place=f"{config.source}: ")
+
+
+def divide(world_size: int, sizes: Mapping[str, int], *, place: str = "") -> MeshSpec:
+    """Returns a grid of so many ranks.
+
+    Args:
+        world_size: ranks of the job.
+        sizes: ranks along the axes that have a size of their own, by name; 1 where one is not named.
+        place: prefix of messages.
+
+    Raises:
+        ConfigError: the ranks do not divide by the sizes.
+    """
+    given = prod(sizes.values())
+    if not divides(world_size, sizes):
+        raise ConfigError(
+            f"{place}{world_size} ranks do not divide by {_product(sizes)}", hint=f"use a multiple of {given} ranks"
+        )
+    sizes = {row.name: world_size // given if row.size is None else sizes.get(row.name, 1) for row in AXES}
+    return MeshSpec(tuple(Axis(row.name, sizes[row.name], row.roles, row.cuts) for row in AXES))
+
+
+def divides(world_size: int, sizes: Mapping[str, int]) -> bool:
+    """Whether so many ranks divide by the sizes of the axes that have one of their own."""
+    return world_size % prod(sizes.values()) == 0
+
+
+def division_text(spec: MeshSpec) -> str:
+    """Returns where the number of ranks with samples of their own comes from, as `8 ranks / tensor parallel 2`."""
+    batch = spec.role_axes("batch")
+    others = {axis.name: axis.size for axis in spec.axes if axis.name not in batch and axis.size > 1}
+    if not others:
+        return f"all {spec.world_size} ranks" if spec.world_size > 1 else "1 rank"
+    return f"{spec.world_size} ranks / {_product(others)}"
+
+
+def _product(sizes: Mapping[str, int]) -> str:
+    """Returns the sizes of axes as a product in words, without those of 1."""
+    titles = {row.name: row.title for row in AXES}
+    return " x ".join(f"{titles[name]} {size}" for name, size in sizes.items() if size > 1)

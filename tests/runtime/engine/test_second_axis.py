@@ -1,0 +1,239 @@
+"""A second axis of ranks beside data, as a draft adds it: a row of `AXES`, and what cuts a model along it.
+
+No axis but data can be asked for yet. These tests show that the roles of ranks hold: one axis carries samples, the
+other one plain replicas, or a model that is cut in two.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dsrun
+from dsrun.config.axes import AXES, AxisRow
+from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
+from dsrun.runtime.zero.units.cuts import CutParameter, Cuts, RankPlacement
+from support.inside_engine import step_of
+from support.models import TinyGPT, loss_of
+from support.threaded_ranks import ranks_of_threads
+from support.training import batches
+
+CPU = torch.device("cpu")
+_AXES = importlib.import_module("dsrun.config.axes")
+_ROOT = importlib.import_module("dsrun.runtime.engine.initialize")
+STEPS, MICRO = 2, 2
+
+
+@pytest.fixture
+def second(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bool], None]:
+    """Makes the second axis as wide as asked; its ranks are neighbours, and share samples."""
+
+    def widen(size: int, cuts: bool = False) -> None:
+        row = AxisRow("second", "second axis", lambda config: size, ("replica", "tensor"), cuts)
+        monkeypatch.setattr(_AXES, "AXES", (*AXES, row))
+
+    return widen
+
+
+def settings(stage: int, **more: Any) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": MICRO,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.5,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "eps": 1e-2}},
+        "zero_optimization": {"stage": stage},
+        **more,
+    }
+
+
+class Ended:
+    """What a rank has at the end: losses and norms of its steps, and the whole weights."""
+
+    def __init__(self, losses: list[float], norms: list[float], weights: dict[str, Tensor]) -> None:
+        self.losses, self.norms, self.weights = losses, norms, weights
+
+
+def train(engine: Any, *, data_rank: int, data_size: int, steps: range) -> tuple[list[float], list[float]]:
+    losses: list[float] = []
+    norms: list[float] = []
+    for step in steps:
+        inputs, targets = batches(step, samples=MICRO * 2 * data_size)
+        for micro in range(2):
+            first = (micro * data_size + data_rank) * MICRO
+            loss = loss_of(engine(inputs[first : first + MICRO]), targets[first : first + MICRO])
+            engine.backward(loss)
+            engine.step()
+            losses.append(float(loss.detach()))
+        norms.append(engine.get_global_grad_norm())
+    return losses, norms
+
+
+def gpt() -> nn.Module:
+    torch.manual_seed(7)
+    return TinyGPT()
+
+
+def run_ranks(size: int, width: int, body: Callable[[Any, int], Any], stage: int, **more: Any) -> list[Any]:
+    """Runs `body` with the engine of each rank, and its place on the data axis."""
+    models = [gpt() for _ in range(size)]
+
+    def rank(collectives: LoopbackCollectives) -> Any:
+        engine: Any = dsrun.initialize(model=models[collectives.rank], config=settings(stage, **more))[0]
+        try:
+            return body(engine, collectives.rank // width)
+        finally:
+            engine.destroy()
+
+    with ranks_of_threads(CPU) as run:
+        return LoopbackWorld(size).run(lambda collectives: run(collectives, rank))
+
+
+def whole(engine: Any) -> dict[str, Tensor]:
+    with dsrun.zero.GatheredParameters(list(engine.module.parameters())):
+        return {name: param.detach().clone() for name, param in engine.module.named_parameters()}
+
+
+def trained(size: int, width: int, stage: int, **more: Any) -> list[Ended]:
+    def body(engine: Any, data_rank: int) -> Ended:
+        assert engine.dp_world_size == size // width
+        assert engine.train_batch_size() == MICRO * 2 * size // width
+        losses, norms = train(engine, data_rank=data_rank, data_size=size // width, steps=range(STEPS))
+        return Ended(losses, norms, whole(engine))
+
+    return run_ranks(size, width, body, stage, **more)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_plain_replicas_along_a_second_axis_train_as_without_it(second: Callable[..., None], stage: int) -> None:
+    second(1)
+    expected = trained(2, 1, stage)
+    second(2)
+    found = trained(4, 2, stage)
+    zero = trained(4, 2, 0)
+    for rank, one in enumerate(found):
+        assert one.norms == zero[rank].norms, "the same bits at every stage"
+        assert one.norms == found[0].norms, "and on every rank"
+        # Replicas of a sample add up before samples do: another order of sums.
+        assert one.norms == pytest.approx(expected[0].norms, rel=1e-5)
+        assert one.losses == pytest.approx(expected[rank // 2].losses, rel=1e-5)
+        assert one.losses == found[rank - rank % 2].losses, "neighbours on the second axis see the same samples"
+        for name, value in one.weights.items():
+            assert torch.equal(value, zero[rank].weights[name]), name
+            torch.testing.assert_close(value, expected[0].weights[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(("size", "width"), [(4, 1), (1, 1), (4, 2)])
+def test_what_two_by_two_ranks_save_any_number_loads(
+    second: Callable[..., None], tmp_path: Any, stage: int, size: int, width: int
+) -> None:
+    second(2)
+
+    def save(engine: Any, data_rank: int) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
+        train(engine, data_rank=data_rank, data_size=2, steps=range(STEPS))
+        assert engine.save_checkpoint(tmp_path, tag="two_by_two")
+        return whole(engine), states(engine)
+
+    def load(engine: Any, data_rank: int) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
+        path, _ = engine.load_checkpoint(tmp_path, tag="two_by_two")
+        assert path is not None
+        assert engine.global_steps == STEPS
+        return whole(engine), states(engine)
+
+    saved = run_ranks(4, 2, save, stage)
+    stored = sum(file.stat().st_size for file in (tmp_path / "two_by_two").glob("*.safetensors"))
+    numel = sum(param.numel() for param in gpt().parameters())
+    assert stored < 1.2 * 3 * 4 * numel, "masters and two states of every element once, not once a replica"
+    second(width)
+    for weights, found in run_ranks(size, width, load, stage, gradient_accumulation_steps=2):
+        for name, value in weights.items():
+            assert torch.equal(value, saved[0][0][name]), name
+        for role, values in found.items():
+            for value, expected in zip(values, saved[0][1][role], strict=True):
+                assert torch.equal(value, expected), role
+
+
+def states(engine: Any) -> dict[str, list[Tensor]]:
+    """Whole optimizer states, parameter by parameter; enters collectives."""
+    params = list(engine.module.parameters())
+    return {
+        role: [dsrun.utils.safe_get_full_optimizer_state(param, role).clone() for param in params]
+        for role in ("exp_avg", "exp_avg_sq")
+    }
+
+
+class Halves(nn.Module):
+    """A weight an input, of which a rank may have a half, and a gain that all of them share."""
+
+    def __init__(self, numel: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1.0, 1.0, numel))
+        self.gain = nn.Parameter(torch.full((3,), 0.5))
+
+    def forward(self, x_BN: Tensor) -> Tensor:
+        """The part of the loss that these inputs make."""
+        return (x_BN * self.weight * self.gain.sum() - 1.0).square().sum() / 1000
+
+
+NUMEL = 4096
+
+
+def cut_in_two(model: nn.Module, settings: object, mesh: Any) -> Cuts:
+    """Leaves this rank its half of the weight; all hold the gain, each with a part of its gradient."""
+    del settings
+    assert isinstance(model, Halves)
+    peers = mesh.tensor
+    half = NUMEL // peers.size
+    model.weight.data = model.weight.detach()[peers.rank * half : (peers.rank + 1) * half].clone()
+    return {
+        id(model.weight): CutParameter(RankPlacement(cut_over=("second",))),
+        id(model.gain): CutParameter(RankPlacement(summed_over=("second",))),
+    }
+
+
+def halves(size: int, width: int, stage: int) -> list[Ended]:
+    models = [Halves(NUMEL) for _ in range(size)]
+
+    def rank(collectives: LoopbackCollectives) -> Ended:
+        engine: Any = dsrun.initialize(model=models[collectives.rank], config=settings(stage))[0]
+        half = NUMEL // width
+        first = collectives.rank % width * half
+        norms: list[float] = []
+        for step in range(STEPS):
+            for micro in range(2):
+                generator = torch.Generator().manual_seed(100 * step + 10 * micro + collectives.rank // width)
+                x_BN = torch.randn(MICRO, NUMEL, generator=generator)[:, first : first + half]
+                engine.backward(engine(x_BN))
+                engine.step()
+            norms.append(engine.get_global_grad_norm())
+        weights = whole(engine)
+        names = [unit.name for unit in step_of(engine).units]
+        engine.destroy()
+        return Ended([len(names)], norms, weights)
+
+    with ranks_of_threads(CPU) as run:
+        return LoopbackWorld(size).run(lambda collectives: run(collectives, rank))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_model_cut_along_a_second_axis_trains_as_the_whole_one(
+    second: Callable[..., None], monkeypatch: pytest.MonkeyPatch, stage: int
+) -> None:
+    """Every element is counted once in the norm, and a gradient in parts is added up and not averaged."""
+    second(1)
+    expected = halves(2, 1, stage)
+    second(2, cuts=True)
+    monkeypatch.setattr(_ROOT, "CUT_BY_AXES", (cut_in_two,))
+    found = halves(4, 2, stage)
+    for rank, one in enumerate(found):
+        assert one.norms == found[0].norms, "the same bits on every rank"
+        assert one.norms == pytest.approx(expected[0].norms, rel=1e-6)
+        half = expected[0].weights["weight"].view(2, -1)[rank % 2]
+        torch.testing.assert_close(one.weights["weight"], half, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(one.weights["gain"], expected[0].weights["gain"], rtol=1e-5, atol=1e-6)
+        assert torch.equal(one.weights["gain"], found[0].weights["gain"])
