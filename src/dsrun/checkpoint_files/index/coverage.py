@@ -1,4 +1,4 @@
-"""Do boxes cover a tensor, each element once? Pure arithmetic."""
+"""Do boxes lie in a tensor, none over another, and do they cover it? Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
 
-from .region import Region
+from .region import Region, flat_range
 
 #: Pairs of boxes that are compared at most; a real checkpoint needs a few for each box.
 _MOST_PAIRS = 1_000_000
@@ -19,20 +19,38 @@ def wrong_cover(shape: Sequence[int], boxes: Sequence[Region]) -> str | None:
         shape: shape of the tensor.
         boxes: boxes of the tensor, with as many dimensions as `shape`, and offsets and sizes that are not negative.
     """
-    for box in boxes:
-        if any(o + n > size for o, n, size in zip(box.offset, box.shape, shape, strict=True)):
-            return f"the box of {box.shape} at {box.offset} leaves a tensor of {tuple(shape)}"
-        if box.numel == 0:
-            return f"the box at {box.offset} has no elements"
+    wrong = _misplaced(shape, boxes)
+    if wrong is not None:
+        return wrong
     covered, numel = sum(box.numel for box in boxes), prod(shape)
     if covered != numel:
         return f"the boxes have {covered} elements together, and the tensor has {numel}"
     return _overlap(shape, boxes)
 
 
+def wrong_parts(shape: Sequence[int], boxes: Sequence[Region]) -> str | None:
+    """Returns what is wrong with boxes that need not cover a tensor, or None where each element lies in one at most.
+
+    Args:
+        shape: shape of the tensor.
+        boxes: boxes of the tensor, see `wrong_cover`.
+    """
+    return _misplaced(shape, boxes) or _overlap(shape, boxes)
+
+
+def _misplaced(shape: Sequence[int], boxes: Sequence[Region]) -> str | None:
+    """Returns which box leaves its tensor, or has no elements."""
+    for box in boxes:
+        if any(o + n > size for o, n, size in zip(box.offset, box.shape, shape, strict=True)):
+            return f"the box of {box.shape} at {box.offset} leaves a tensor of {tuple(shape)}"
+        if box.numel == 0:
+            return f"the box at {box.offset} has no elements"
+    return None
+
+
 def _overlap(shape: Sequence[int], boxes: Sequence[Region]) -> str | None:
     """Returns which two boxes inside a tensor overlap."""
-    ranges = [_flat_range(shape, box) for box in boxes]
+    ranges = [flat_range(shape, box) for box in boxes]
     if all(flat is not None for flat in ranges):
         # As ranks that cut a flat buffer store it: intervals, which sorting tells apart.
         runs = [(flat, box) for flat, box in zip(ranges, boxes, strict=True) if flat is not None]
@@ -59,17 +77,6 @@ def _overlap(shape: Sequence[int], boxes: Sequence[Region]) -> str | None:
 def _share(one: Region, other: Region) -> bool:
     sides = zip(one.offset, one.shape, other.offset, other.shape, strict=True)
     return all(a < b + m and b < a + n for a, n, b, m in sides)
-
-
-def _flat_range(shape: Sequence[int], box: Region) -> tuple[int, int] | None:
-    """Returns the row-major elements [start, stop) of a box, or None where they are no single run."""
-    dim = next((d for d, n in enumerate(box.shape) if n > 1), len(shape))
-    if any(n != size for n, size in zip(box.shape[dim + 1 :], shape[dim + 1 :], strict=True)):
-        return None
-    start = 0
-    for offset, size in zip(box.offset, shape, strict=True):
-        start = start * size + offset
-    return start, start + box.numel
 
 
 def _told(first: Region, second: Region) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsrun.checkpoint_files.index.coverage import wrong_cover
+from dsrun.checkpoint_files.index.coverage import wrong_cover, wrong_parts
 from dsrun.checkpoint_files.index.region import Region, regions_of_flat_range, whole
 
 
@@ -44,3 +44,12 @@ def test_what_does_not_cover_is_named(boxes: list[Region], said: str) -> None:
 def test_too_many_boxes_beside_each_other_end_in_a_word_and_not_in_hours() -> None:
     boxes = [Region((0, column), (2, 1)) for column in range(1500)]
     assert "too many to be compared" in str(wrong_cover((2, 1500), boxes))
+
+
+def test_parts_need_not_cover_a_tensor_but_lie_in_it_once() -> None:
+    left, right = Region((0, 0), (4, 2)), Region((0, 2), (4, 2))
+    assert wrong_parts((4, 4), [left]) is None
+    assert wrong_parts((4, 4), [right, left]) is None
+    assert "overlap" in str(wrong_parts((4, 4), [left, Region((3, 1), (1, 1))]))
+    assert "leaves a tensor" in str(wrong_parts((4, 3), [right]))
+    assert "no elements" in str(wrong_parts((4, 4), [Region((0, 0), (0, 4))]))
