@@ -13,9 +13,13 @@ Offsets of tensors do not depend on D; only the padding at the end does. Gaps an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+
+from dsrun.checkpoint_files.index.coverage import wrong_parts
+from dsrun.checkpoint_files.index.region import TensorBoxes, uncut
+from dsrun.errors import LayoutError
 
 TENSOR_ALIGN = 64
 SHARD_ALIGN = 256
@@ -23,11 +27,19 @@ SHARD_ALIGN = 256
 
 @dataclass(frozen=True, slots=True)
 class TensorExtent:
-    """One tensor's place in the flat buffer; `offset` in elements."""
+    """One tensor's place in the flat buffer.
+
+    Attributes:
+        name: qualified name.
+        shape: shape of the tensor that stands there: the part that this rank has of a tensor cut over ranks.
+        offset: first element in the buffer.
+        whole: where it lies in the whole tensor; all of it where it is not cut.
+    """
 
     name: str
     shape: tuple[int, ...]
     offset: int
+    whole: TensorBoxes
 
     @property
     def numel(self) -> int:
@@ -93,19 +105,47 @@ class UnitLayout:
         return found
 
 
-def lay_out(name: str, tensors: Sequence[tuple[str, Sequence[int]]], *, world_size: int) -> UnitLayout:
+def lay_out(
+    name: str,
+    tensors: Sequence[tuple[str, Sequence[int]]],
+    *,
+    world_size: int,
+    cut: Mapping[str, TensorBoxes] | None = None,
+) -> UnitLayout:
     """Places tensors one after the other.
 
     Args:
         name: the unit's name.
         tensors: (name, shape) in the order they shall stand; shapes may have zero elements.
         world_size: ranks to cut the buffer for.
+        cut: where tensors that are parts of whole ones lie in these, by name; the others are whole. None: all are.
+
+    Raises:
+        LayoutError: boxes leave the whole tensor, overlap, or have not as many elements as the part.
     """
     extents: list[TensorExtent] = []
     offset = 0
     end = 0
     for tensor_name, shape in tensors:
-        extents.append(TensorExtent(tensor_name, tuple(shape), offset))
+        boxes = None if cut is None else cut.get(tensor_name)
+        if boxes is not None:
+            _check_part(tensor_name, shape, boxes)
+        extents.append(TensorExtent(tensor_name, tuple(shape), offset, boxes or uncut(shape)))
         end = offset + prod(shape)
         offset = -(-end // TENSOR_ALIGN) * TENSOR_ALIGN
     return UnitLayout(name, tuple(extents), end, world_size)
+
+
+def _check_part(name: str, shape: Sequence[int], part: TensorBoxes) -> None:
+    dims = len(part.shape)
+    odd = [
+        box for box in part.boxes if (len(box.offset), len(box.shape)) != (dims, dims) or min(box.offset, default=0) < 0
+    ]
+    if odd:
+        wrong = f"the box of {odd[0].shape} at {odd[0].offset} is none of a tensor of {part.shape}"
+    else:
+        wrong = wrong_parts(part.shape, part.boxes)
+    if wrong is None and part.numel != prod(shape):
+        wrong = f"its boxes have {part.numel} elements, and its part of shape {tuple(shape)} has {prod(shape)}"
+    if wrong is not None:
+        raise LayoutError(f"`{name}` is cut wrongly: {wrong}")
