@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from dsrun.checkpoint_files.index.region import TensorBoxes
+
 from .layout.unit_layout import UnitLayout
 
 #: Phase between calls of the engine: the script loads data, computes its loss or does what the engine does not see.
@@ -28,6 +30,25 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class Holders:
+    """Ranks that hold the same piece of state.
+
+    Attributes:
+        axes: names of the axes of ranks over which the piece repeats; () where one rank alone holds it.
+        rank: number of this rank among them.
+        size: number of them.
+    """
+
+    axes: tuple[str, ...]
+    rank: int
+    size: int
+
+
+#: Holders of a piece that this rank alone has.
+SOLE_HOLDER = Holders((), 0, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class OwnedRange:
     """What one rank updates of one unit; the tensors belong to the unit and live as long as it.
 
@@ -40,6 +61,8 @@ class OwnedRange:
         groups: optimizer group of each extent of the layout; extents of one group are neighbours.
         window: shared by all ranges, where the optimizer computes in another dtype; None where it sees `master` and
             `grad_sum` themselves.
+        holders: ranks that own the same range of the same unit.
+        ranks: all ranks that the unit is cut over, or that own it whole.
     """
 
     layout: UnitLayout
@@ -48,6 +71,8 @@ class OwnedRange:
     grad_sum: Tensor
     groups: tuple[int, ...]
     window: Window | None = None
+    holders: Holders = SOLE_HOLDER
+    ranks: Holders = SOLE_HOLDER
 
     @property
     def seen_master(self) -> Tensor:
@@ -68,20 +93,25 @@ class StateEntry:
     Attributes:
         name: qualified name of the tensor it is a piece of.
         role: `param`, `buffer`, or the name of an optimizer state (`exp_avg`).
-        shape: shape of the whole tensor.
-        start: first row-major element of the tensor that the piece holds.
+        whole: boxes of the whole tensor that this rank's tensor is made of.
+        start: first element of this rank's tensor that the piece holds; its elements count box after box.
         stop: one past the last.
         tensor: flat view of the piece, stop - start elements; loading writes into it.
-        replicated: every rank holds the same piece, so one rank saves it and all load it.
+        holders: ranks that hold the same piece, of which each saves a part, and all load it.
     """
 
     name: str
     role: str
-    shape: tuple[int, ...]
+    whole: TensorBoxes
     start: int
     stop: int
     tensor: Tensor
-    replicated: bool
+    holders: Holders
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole tensor."""
+        return self.whole.shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,8 @@ def shard_model(
     place_frozen(model, replicas, precision=precision, device=mesh.device, cut=gathered.frozen, kept=kept.tensors)
     mark_left_out(model, assignment.group_of)  # again: those in slices have been made anew
     gathering = turns_of(gathered.acquired, budgets)
+    for unit in gathered.frozen:
+        unit.repeats_over = mesh.spec.wide(mesh.spec.replica_axes())
     store = build_store(gathered.acquired, plan, replicas, gathering=gathering, memory=memory)
     gradients_of = partial(_host_gradients, settings=settings, mesh=mesh, tiers=tiers, compute=precision.compute)
     away = gradients_of(leaving)
@@ -265,6 +267,7 @@ def _count_once(units: Sequence[ParamUnit], settings: Config, plan: ZeroPlan, me
         of_replicas = spec.replica_axes(unit.placement.cut_over)
         averaged = [name for name in of_replicas if name not in unit.placement.summed_over]
         repeated = [name for name in averaged if name not in spec.role_axes("batch")]
+        unit.repeats_over = spec.wide(of_replicas)
         unit.divide_before, unit.divide_by = _divisors(settings, repeats=spec.size(repeated), size=spec.size(averaged))
     if not plan.shard_optimizer and any(unit.replicas.size < mesh.world.size for unit in units):
         for unit in units:

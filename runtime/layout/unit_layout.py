@@ -33,7 +33,7 @@ class TensorExtent:
         name: qualified name.
         shape: shape of the tensor that stands there: the part that this rank has of a tensor cut over ranks.
         offset: first element in the buffer.
-        whole: where it lies in the whole tensor; all of it where it is not cut.
+        whole: boxes of the whole tensor that it is; all of that where it is not cut.
     """
 
     name: str
@@ -118,7 +118,7 @@ def lay_out(
         name: the unit's name.
         tensors: (name, shape) in the order they shall stand; shapes may have zero elements.
         world_size: ranks to cut the buffer for.
-        cut: where tensors that are parts of whole ones lie in these, by name; the others are whole. None: all are.
+        cut: boxes of the whole tensors that parts are, by name; the other tensors are whole. None: all are.
 
     Raises:
         LayoutError: boxes leave the whole tensor, overlap, or have not as many elements as the part.

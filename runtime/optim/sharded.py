@@ -19,6 +19,7 @@ from ..memory.host_pool import HostPool
 from ..mesh.collectives import Collectives
 from ..protocols import ChangeFence, OwnedRange
 from .registry import adopt, check_range_by_range, check_rounded_states, states_of_group
+from .states.coded import check_coded_parts
 from .states.format import FP32_STATES, StateFormat
 from .states.histories import Histories
 from .states.option_values import kept_option
@@ -150,6 +151,7 @@ class ShardOptimizer:
         states, optimizer = self.states, self.states.optimizer
         if form is not FP32_STATES:
             check_rounded_states(optimizer, form.name)
+            check_coded_parts(form, self._tensors())
             states.form = form
         if form is not FP32_STATES or away is not None:
             states.take_loaded(self._wait_for_copies)
@@ -269,7 +271,7 @@ class ShardOptimizer:
     def _tensors(self) -> list[TensorInfo]:
         """Returns all tensors that are trained, whether or not this rank holds a piece of them."""
         return [
-            TensorInfo(extent.name, extent.shape, group, owned.layout, extent.offset)
+            TensorInfo(extent.name, extent.shape, group, owned.layout, extent.offset, extent.whole, owned.ranks)
             for owned in self._ranges
             for extent, group in zip(owned.layout.extents, owned.groups, strict=True)
         ]

@@ -84,12 +84,13 @@ class State:
 
     def entries(self) -> list[Any]:
         """The same for dsrun."""
-        from dsrun.runtime.protocols import StateEntry
+        from dsrun.checkpoint_files.index.region import uncut
+        from dsrun.runtime.protocols import SOLE_HOLDER, StateEntry
 
         shard = self.numel // self.size
         return [
-            StateEntry(name.split(".")[0], name.split(".")[1], (self.numel,), self.rank * shard,
-                       (self.rank + 1) * shard, tensor, False)
+            StateEntry(name.split(".")[0], name.split(".")[1], uncut((self.numel,)), self.rank * shard,
+                       (self.rank + 1) * shard, tensor, SOLE_HOLDER)
             for name, tensor in self.tensors().items()
         ]  # fmt: skip
 
@@ -140,10 +141,11 @@ def measure_read_floors(state: State, target: Path, rounds: Rounds, staging: tor
 
 def measure_dsrun(state: State, folder: Path, rounds: Rounds, savers: dict[str, Any], staging: torch.Tensor) -> None:
     """Beside training, and in it; then loading."""
+    from dsrun.checkpoint_files.index.region import uncut
     from dsrun.checkpoint_files.parse import read_index
     from dsrun.runtime.checkpoint.format.load import read
     from dsrun.runtime.checkpoint.save.request import SaveRequest
-    from dsrun.runtime.protocols import StateEntry
+    from dsrun.runtime.protocols import SOLE_HOLDER, StateEntry
 
     def want() -> SaveRequest:
         entries = state.entries()
@@ -178,7 +180,7 @@ def measure_dsrun(state: State, folder: Path, rounds: Rounds, savers: dict[str, 
                 flat = in_pages(PARAMETERS * shard)
                 for number, tensor in enumerate(flat.split(shard)):
                     span = rank * shard, (rank + 1) * shard
-                    wanted.append(StateEntry(f"p{number}", role, (state.numel,), *span, tensor, False))
+                    wanted.append(StateEntry(f"p{number}", role, uncut((state.numel,)), *span, tensor, SOLE_HOLDER))
 
         def load(index: Any = index, wanted: Any = wanted, size: int = size) -> None:
             read(index, target, wanted, others=size > 1, **(share_blocks(index) if size > 1 else {}))

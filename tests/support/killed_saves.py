@@ -20,7 +20,7 @@ from dsrun.errors import CheckpointError
 from dsrun.runtime.checkpoint.format.load import read
 from dsrun.runtime.checkpoint.save.request import SaveRequest
 from dsrun.runtime.checkpoint.save.saver import Saver
-from dsrun.runtime.protocols import StateEntry
+from support.entries import entry_of
 from support.ranks import forkserver, start
 from support.savers import nothing, save_one, value_of, with_savers
 
@@ -98,7 +98,7 @@ def _check(folder: Path, said: float) -> None:
         assert list(verify(folder / tag, index)) == [], tag
         values[tag] = index.values["value"]
         found = torch.empty(NUMEL)
-        read(index, folder / tag, [StateEntry("w", "param", (NUMEL,), 0, NUMEL, found, False)])
+        read(index, folder / tag, [entry_of("w", found)])
         assert torch.equal(found, torch.full((NUMEL,), values[tag])), f"{tag} is a mixture"
     latest = latest_tag(folder)
     assert latest in values, f"latest is {latest}; there are {tags}"
@@ -118,7 +118,7 @@ def _save_on_and_on(end: Connection, folder: str, repeated: bool, asynchronous: 
         while True:
             number += 1
             half = torch.full((NUMEL // SIZE,), number)
-            entry = StateEntry("w", "param", (NUMEL,), rank * NUMEL // SIZE, (rank + 1) * NUMEL // SIZE, half, False)
+            entry = entry_of("w", half, shape=(NUMEL,), start=rank * NUMEL // SIZE)
             wanted = SaveRequest(
                 entries=[entry],
                 values={"value": number},

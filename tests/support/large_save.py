@@ -11,7 +11,7 @@ from dsrun.checkpoint_files.folder.verify import verify
 from dsrun.checkpoint_files.parse import read_index
 from dsrun.runtime.checkpoint.format.load import read
 from dsrun.runtime.checkpoint.save.saver import Saver
-from dsrun.runtime.protocols import StateEntry
+from support.entries import entry_of
 from support.savers import nothing, wanted, with_savers
 from support.traces import peak_memory_of
 
@@ -30,7 +30,7 @@ def save_and_load(folder: Path, gib: float) -> str:
     """
     numel = int(gib * (1 << 28))
     state = torch.arange(numel, dtype=torch.int32)
-    entry = StateEntry("w", "param", (numel,), 0, numel, state, False)
+    entry = entry_of("w", state)
 
     def body(saver: Saver, rank: int) -> None:
         saver.save(folder, "t", lambda: wanted(1.0, rank=0, size=1, entries=[entry]), progress=nothing)
@@ -42,7 +42,7 @@ def save_and_load(folder: Path, gib: float) -> str:
     found = torch.empty(_SLICE_NUMEL, dtype=torch.int32)
     for start in range(0, numel, _SLICE_NUMEL):
         stop = min(numel, start + _SLICE_NUMEL)
-        read(index, folder / "t", [StateEntry("w", "param", (numel,), start, stop, found[: stop - start], False)])
+        read(index, folder / "t", [entry_of("w", found[: stop - start], shape=(numel,), start=start)])
         assert torch.equal(found[: stop - start], state[start:stop]), f"elements {start} to {stop}"
     grown = (peak_memory_of(os.getpid()) - before) / (1 << 20)
     assert grown < 4 * _SLICE_NUMEL / (1 << 20) + 150, f"{grown:.0f} MiB more than the state"

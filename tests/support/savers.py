@@ -17,6 +17,7 @@ from dsrun.runtime.checkpoint.save.saver import Saver
 from dsrun.runtime.mesh.host_memory.noticeboard import LocalNoticeboard
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.protocols import StateEntry
+from support.entries import all_of, empty_like, entry_of
 
 CPU = torch.device("cpu")
 SHAPES = {"w": (7, 5), "b": (13,), "gain": ()}
@@ -33,9 +34,9 @@ def entries_of(value: float, *, rank: int, size: int, dtype: torch.dtype = torch
         numel = int(torch.tensor(shape).prod())
         whole = value + torch.arange(numel, dtype=dtype)
         start, stop = numel * rank // size, numel * (rank + 1) // size
-        entries.append(StateEntry(name, "param", shape, start, stop, whole[start:stop].clone(), False))
+        entries.append(entry_of(name, whole[start:stop].clone(), shape=shape, start=start))
     mask = torch.full((3,), bool(int(value) % 2))
-    return [*entries, StateEntry("mask", "buffer", (3,), 0, 3, mask, True)]
+    return [*entries, entry_of("mask", mask, role="buffer", holders=all_of(size, rank))]
 
 
 def wanted(value: float, *, rank: int, size: int, **changes: Any) -> SaveRequest:
@@ -83,10 +84,7 @@ def value_of(target: Path, *, sizes: Sequence[int] = (1, 3)) -> float:
     for size in sizes:
         for rank in range(size):
             expected = entries_of(value, rank=rank, size=size)
-            found = [
-                StateEntry(e.name, e.role, e.shape, e.start, e.stop, torch.zeros_like(e.tensor), e.replicated)
-                for e in expected
-            ]
+            found = [empty_like(entry) for entry in expected]
             read(index, target, found)
             assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(found, expected, strict=True))
     return value

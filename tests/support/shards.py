@@ -13,7 +13,8 @@ from dsrun.runtime.layout.unit_layout import lay_out
 from dsrun.runtime.mesh.collectives import Traffic
 from dsrun.runtime.mesh.loopback import LoopbackWorld
 from dsrun.runtime.optim.sharded import ShardOptimizer
-from dsrun.runtime.protocols import OwnedRange, StateEntry
+from dsrun.runtime.protocols import SOLE_HOLDER, OwnedRange, StateEntry
+from support.entries import all_of
 
 #: Two blocks and the ends of a model: sizes that no vector width divides, a batch of matrices, none at all.
 UNITS: list[list[tuple[str, tuple[int, ...]]]] = [
@@ -83,17 +84,19 @@ def train_shards(
         for layout, flat, grad in zip(layouts, own, grads, strict=True):
             low, high = layout.shard_range(axis.rank) if sharded else (0, layout.padded_numel)
             groups = tuple(0 for _ in layout.extents)
-            ranges.append(OwnedRange(layout, low, flat[low:high], grad[low:high], groups))
+            ranks = all_of(world_size, axis.rank)
+            holders = SOLE_HOLDER if sharded else ranks
+            ranges.append(OwnedRange(layout, low, flat[low:high], grad[low:high], groups, holders=holders, ranks=ranks))
         shards = ShardOptimizer(ranges, group_count=1, axis=axis if sharded else None)
         shards.drive(make([{"params": params} for params in shards.shards_by_group()]))
         if saved is not None:
-            load(shards, saved, sharded=sharded)
+            load(shards, saved)
         for step in steps:
             fill(grads, random_values(step + 1, units))
             shards.step()
         if axis.rank == 0:
             traffic.append(axis.traffic)
-        return shards.saved.state_entries(replicated=not sharded), shards.saved.options()
+        return shards.saved.state_entries(), shards.saved.options()
 
     found = world.run(body)
     values: Values = {}
@@ -111,7 +114,7 @@ def train_shards(
     return Trained(values, [entries for entries, _ in found], traffic[0], found[0][1])
 
 
-def load(shards: ShardOptimizer, saved: Trained, *, sharded: bool) -> None:
+def load(shards: ShardOptimizer, saved: Trained) -> None:
     """Does what loading a checkpoint does: pieces into whole tensors, and out of them into other pieces."""
     stored: dict[tuple[str, str], Tensor] = {}
     for entry in (entry for rank in saved.entries for entry in rank):
@@ -120,7 +123,7 @@ def load(shards: ShardOptimizer, saved: Trained, *, sharded: bool) -> None:
     roles = sorted({role for _, role in stored})
     for name, role in shards.saved.wanted_states(roles):
         assert (name, role) in stored, f"no {role} of {name}"
-    for entry in shards.saved.loadable_entries(roles, replicated=not sharded):
+    for entry in shards.saved.loadable_entries(roles):
         entry.tensor.copy_(stored[entry.name, entry.role][entry.start : entry.stop])
     shards.saved.set_options(saved.options)
 

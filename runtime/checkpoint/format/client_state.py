@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
+from dsrun.checkpoint_files.index.region import uncut
 from dsrun.errors import CheckpointError
 
-from ...protocols import StateEntry
+from ...protocols import SOLE_HOLDER, StateEntry
 
 ROLE = "client"
 _TENSOR = "__tensor__"
@@ -38,7 +39,7 @@ def take_apart(state: Mapping[str, Any], *, stores: bool) -> tuple[dict[str, Any
             name = f"client_state{place}"
             if stores:
                 flat = value.detach().contiguous().view(-1)
-                entries.append(StateEntry(name, ROLE, tuple(value.shape), 0, flat.numel(), flat, False))
+                entries.append(StateEntry(name, ROLE, uncut(value.shape), 0, flat.numel(), flat, SOLE_HOLDER))
             return {_TENSOR: name}
         if isinstance(value, list):
             return [walk(item, f"{place}[{number}]") for number, item in enumerate(value)]

@@ -17,12 +17,12 @@ from torch.autograd.graph import increment_version
 from dsrun.checkpoint_files.blocks.read import BlockReader
 from dsrun.checkpoint_files.blocks.shared import SharedBlocks
 from dsrun.checkpoint_files.index.dtypes import ITEMSIZE
-from dsrun.checkpoint_files.index.region import Region, regions_of_flat_range
+from dsrun.checkpoint_files.index.region import Region, uncut
 from dsrun.checkpoint_files.index.value import BLOCK_BYTES, Index, StoredTensor
 from dsrun.checkpoint_files.storage.places import Place
 from dsrun.errors import CheckpointError, Problem
 
-from ...protocols import StateEntry
+from ...protocols import SOLE_HOLDER, StateEntry
 from .read_into import ReadInto, Run
 from .tensor_file import dtype_named
 
@@ -98,7 +98,7 @@ def read(
             )
         for file, run in _runs(entry, stored):
             runs.setdefault(file, []).append(run)
-            alone[file] = alone.get(file, 0) + (0 if entry.replicated else run.last - run.first)
+            alone[file] = alone.get(file, 0) + (0 if entry.holders.size > 1 else run.last - run.first)
     _end_what_reads(entries)
     reader = BlockReader(folder, index, sharing=sharing)
     pourings = {file: ReadInto(runs[file]) for file in sorted(runs)}
@@ -132,7 +132,7 @@ def _runs(entry: StateEntry, stored: StoredTensor) -> Generator[tuple[str, Run]]
     dtype, itemsize = dtype_named(stored.dtype), ITEMSIZE[stored.dtype]
     most = _RUN_BYTES // itemsize
     position = 0
-    for region in regions_of_flat_range(entry.shape, entry.start, entry.stop):
+    for region in entry.whole.regions(entry.start, entry.stop):
         for box in stored.boxes:
             common = region.intersect(box.region)
             if common is None:
@@ -199,6 +199,6 @@ def read_whole(index: Index, folder: Place, names: Iterable[str], *, role: str) 
                 f"{folder}: no {role} of `{name}`", hint="the checkpoint is damaged; load another tag"
             )
         values = torch.empty(prod(stored.shape), dtype=dtype_named(stored.dtype))
-        entries.append(StateEntry(name, role, stored.shape, 0, values.numel(), values, True))
+        entries.append(StateEntry(name, role, uncut(stored.shape), 0, values.numel(), values, SOLE_HOLDER))
     read(index, folder, entries)
     return {entry.name: entry.tensor.view(entry.shape) for entry in entries}

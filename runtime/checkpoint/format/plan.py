@@ -1,6 +1,6 @@
 """What this rank writes of a checkpoint, and where in its file: pure arithmetic on entries, no values are read.
 
-What every rank holds is cut into as many runs as there are ranks, so that each of them writes its part, once.
+What several ranks hold is cut into as many runs as they are, so that each of them writes its part, once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from dsrun.checkpoint_files.folder.publish import BOXES_KEY
 from dsrun.checkpoint_files.index.dtypes import ITEMSIZE
-from dsrun.checkpoint_files.index.region import regions_of_flat_range
 from dsrun.checkpoint_files.tensors.header import header_bytes
 
 from ...protocols import StateEntry
@@ -21,8 +20,8 @@ from .tensor_file import dtype_name
 
 #: Data begins at a multiple of it, so that copies into pages and transfers from them are aligned.
 _ALIGNED = 4096
-#: What all ranks hold is cut at multiples of it: a few small tensors are one rank's.
-_REPLICATED_BYTES = 1 << 20
+#: What several ranks hold is cut at multiples of it: a few small tensors are one rank's.
+_SHARED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,38 +56,32 @@ class Planner:
         self._asked: object = None
         self._plan: FilePlan | None = None
 
-    def plan(self, entries: Sequence[StateEntry], *, rank: int, size: int) -> FilePlan:
+    def plan(self, entries: Sequence[StateEntry]) -> FilePlan:
         """Returns the plan of this rank's file; see `plan_file`."""
-        asked = (
-            rank,
-            size,
-            [(e.name, e.role, e.shape, e.start, e.stop, e.replicated, e.tensor.dtype) for e in entries],
-        )
+        asked = [(e.name, e.role, e.whole, e.start, e.stop, e.holders, e.tensor.dtype) for e in entries]
         if self._plan is None or asked != self._asked:
-            self._plan = plan_file(entries, rank=rank, size=size)
+            self._plan = plan_file(entries)
             self._asked = asked
         return self._plan
 
 
-def plan_file(entries: Sequence[StateEntry], *, rank: int, size: int) -> FilePlan:
+def plan_file(entries: Sequence[StateEntry]) -> FilePlan:
     """Returns what a rank writes.
 
     Args:
-        entries: its pieces; those that are replicated are the same on every rank, in the same order.
-        rank: rank that the file is planned for.
-        size: number of ranks.
+        entries: its pieces; those that repeat over the same axes are the same on all their holders, in the same order.
 
     Raises:
         CheckpointError: the format has no name for a tensor's dtype.
     """
-    runs = [*_own(entries), *_replicated(entries, rank=rank, size=size)]
+    runs = [run for axes in {entry.holders.axes: None for entry in entries} for run in _runs_of(entries, axes)]
     # Larger elements first: then every tensor begins at a multiple of its element's size.
     runs.sort(key=lambda run: (-entries[run[0]].tensor.element_size(), run[0]))
     named: dict[str, tuple[str, tuple[int, ...]]] = {}
     boxes: list[dict[str, object]] = []
     for number, start, stop in runs:
         entry = entries[number]
-        for region in regions_of_flat_range(entry.shape, entry.start + start, entry.start + stop):
+        for region in entry.whole.regions(entry.start + start, entry.start + stop):
             key = f"{entry.name}:{entry.role}" + "".join(f"@{offset}" for offset in region.offset)
             assert key not in named, f"`{key}` is saved twice"
             named[key] = (dtype_name(entry.tensor, key), region.shape)
@@ -96,7 +89,7 @@ def plan_file(entries: Sequence[StateEntry], *, rank: int, size: int) -> FilePla
                 {"key": key, "name": entry.name, "role": entry.role, "shape": entry.shape, "offset": region.offset}
             )
     for entry in entries:
-        if entry.start == entry.stop and (rank == 0 or not entry.replicated):
+        if entry.start == entry.stop and entry.holders.rank == 0:
             # No rank writes any of it, yet it is a part of the model.
             dtype = dtype_name(entry.tensor, f"{entry.name}:{entry.role}")
             boxes.append({"key": None, "name": entry.name, "role": entry.role, "shape": entry.shape, "dtype": dtype})
@@ -152,16 +145,16 @@ def coalesce_by_unit(
     ]
 
 
-def _own(entries: Sequence[StateEntry]) -> list[tuple[int, int, int]]:
-    return [(n, 0, e.stop - e.start) for n, e in enumerate(entries) if not e.replicated and e.stop > e.start]
-
-
-def _replicated(entries: Sequence[StateEntry], *, rank: int, size: int) -> list[tuple[int, int, int]]:
-    """Returns this rank's run of what all of them hold, as (entry, start, stop)."""
-    shared = [(n, e) for n, e in enumerate(entries) if e.replicated and e.stop > e.start]
+def _runs_of(entries: Sequence[StateEntry], axes: tuple[str, ...]) -> list[tuple[int, int, int]]:
+    """Returns this rank's runs, as (entry, start, stop), of what repeats over some axes: all of it where none do."""
+    shared = [(n, e) for n, e in enumerate(entries) if e.holders.axes == axes and e.stop > e.start]
+    if not shared:
+        return []
+    holders = shared[0][1].holders
+    assert all(entry.holders == holders for _, entry in shared), f"a rank has one number among the ranks of {axes}"
     total = sum((e.stop - e.start) * _itemsize(e) for _, e in shared)
-    share = -(-total // (size * _REPLICATED_BYTES)) * _REPLICATED_BYTES
-    first, last = rank * share, (rank + 1) * share
+    share = -(-total // (holders.size * _SHARED_BYTES)) * _SHARED_BYTES
+    first, last = holders.rank * share, (holders.rank + 1) * share
     runs: list[tuple[int, int, int]] = []
     position = 0
     for number, entry in shared:

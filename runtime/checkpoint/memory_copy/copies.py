@@ -1,7 +1,7 @@
 """Copies of the training state in memory, for a job that is started again on the same hosts without reading a disk.
 
 Every rank copies its state into its host's shared memory, and a thread brings a second copy to a rank of the next host,
-beside training. What every rank holds is shared out among the ranks of a host, so each host has what its ranks need.
+beside training. What several ranks hold is shared out among those of a host, so each host has what its ranks need.
 
 [Note: two generations] The copy that is being made is written over the one before the last whole one. The copy of a
 moment is whole where every rank's is there, once or twice, and each of them is labelled by itself when it is. So ranks
@@ -27,19 +27,21 @@ from torch import Tensor
 
 from dsrun.checkpoint_files.reference import summed
 from dsrun.errors import CheckpointError
+from dsrun.mesh_spec import MeshSpec
 from dsrun.units import format_bytes
 
 from ...mesh.agree.all_or_none import tell_error
 from ...mesh.agree.same import attempt
 from ...mesh.collectives import Collectives
 from ...mesh.join.mail import Mail
+from ...protocols import StateEntry
 from ..format.plan import FilePlan, Planner, coalesce
 from ..save.request import SaveRequest
 from ..staging.buffer import copy_into
 from .exchange import CopyExchange
 from .files import GENERATIONS, CopyFiles, Label
 from .moments import agree_on_next
-from .neighbours import neighbours_of
+from .neighbours import holders_on_host, neighbours_of
 from .restore import CopySearch, RestoredCopy
 
 _log = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ class MemoryCopies:
         files: files that hold the copies in this host's memory.
         collectives: all ranks.
         mail: brings second copies to neighbours; None where there is one host.
+        spec: the grid of all ranks, whose axes the holders of entries name.
         node_of: number of the host of each rank.
         device: device of the tensors that the collectives use.
         every: optimizer steps between two copies.
@@ -71,11 +74,13 @@ class MemoryCopies:
         collectives: Collectives,
         mail: Mail | None,
         *,
+        spec: MeshSpec,
         node_of: Sequence[int],
         device: torch.device,
         every: int,
     ) -> None:
         self.every = every
+        self._spec = spec
         self._files = files
         self._collectives = collectives
         self._node_of = list(node_of)
@@ -229,15 +234,22 @@ class MemoryCopies:
 
         def prepare() -> None:
             wanted = want()
-            plan = self._planner.plan(
-                wanted.entries, rank=self._near.here.index(self._collectives.rank), size=len(self._near.here)
-            )
+            wanted = replace(wanted, entries=self._shared_out_here(wanted.entries))
+            plan = self._planner.plan(wanted.entries)
             prepared.append((wanted, plan))
             if not self._is_roomy:
                 self._check_room(plan.nbytes)
 
         self._all("find room for a copy in memory", prepare)
         return prepared[0]
+
+    def _shared_out_here(self, entries: Sequence[StateEntry]) -> list[StateEntry]:
+        """Returns entries with their holders on this host, which share them out: each host has what its ranks need."""
+        rank, here = self._collectives.rank, self._near.here
+        of_host = {e.holders: e.holders for e in entries}
+        for holders in of_host:
+            of_host[holders] = holders_on_host(holders, self._spec, rank=rank, here=here)
+        return [replace(entry, holders=of_host[entry.holders]) for entry in entries]
 
     def _filled(self, wanted: SaveRequest, plan: FilePlan, generation: int) -> Tensor:
         """Returns the memory of this rank's copy, with its state in it."""

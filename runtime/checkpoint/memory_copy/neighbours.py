@@ -11,6 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dsrun.mesh_spec import MeshSpec
+
+from ...protocols import Holders
+
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
@@ -46,6 +50,23 @@ def keeper_of(rank: int, node_of: Sequence[int]) -> int | None:
     following = nodes[(nodes.index(node_of[rank]) + 1) % len(nodes)]
     there = _ranks_of(following, node_of)
     return there[_ranks_of(node_of[rank], node_of).index(rank) % len(there)]
+
+
+def holders_on_host(holders: Holders, spec: MeshSpec, *, rank: int, here: Sequence[int]) -> Holders:
+    """Returns the holders of a piece that run on this host.
+
+    Args:
+        holders: all holders of a piece that this rank has.
+        spec: the grid of all ranks.
+        rank: number of this rank in the grid.
+        here: ranks of this host, this one too, in order.
+    """
+    mine = spec.coordinate(rank)
+    unknown = set(holders.axes) - set(mine)
+    assert not unknown, f"the grid of ranks has no axes {unknown}"
+    same = {name: number for name, number in mine.items() if name not in holders.axes}
+    found = [other for other in here if same.items() <= spec.coordinate(other).items()]
+    return Holders(holders.axes, found.index(rank), len(found))
 
 
 def _ranks_of(node: int, node_of: Sequence[int]) -> tuple[int, ...]:

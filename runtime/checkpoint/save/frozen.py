@@ -88,16 +88,14 @@ class FrozenParameters:
         self._planner = Planner()
         self._last: FrozenFile | None = None
 
-    def look(self, folder: Place, entries: Sequence[StateEntry], *, rank: int, size: int) -> FrozenWork | None:
+    def look(self, folder: Place, entries: Sequence[StateEntry]) -> FrozenWork | None:
         """Returns what is to be done; None where this rank has nothing. Reads all values, to be sure what they are.
 
         Args:
             folder: folder of the run's checkpoints.
             entries: pieces of frozen parameters that this rank has.
-            rank: number of this rank.
-            size: number of ranks.
         """
-        plan = self._planner.plan(entries, rank=rank, size=size)
+        plan = self._planner.plan(entries)
         if not plan.nbytes:
             return None
         stored = summed(pieces_of(plan, entries))

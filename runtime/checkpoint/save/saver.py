@@ -118,8 +118,8 @@ class Saver:
                 wanted = wanted.by_update()
             frozen = None
             if wanted.frozen is not None:
-                frozen = self._frozen.look(folder, wanted.frozen, rank=rank, size=size)
-            prepared.append((wanted, self._planner.plan(wanted.entries, rank=rank, size=size), frozen))
+                frozen = self._frozen.look(folder, wanted.frozen)
+            prepared.append((wanted, self._planner.plan(wanted.entries), frozen))
 
         self._readiness.all("save its part", folder, prepare)
         target = folder / tag

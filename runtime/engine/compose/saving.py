@@ -118,6 +118,6 @@ def memory_copies_of(every: int | None, mesh: ProcessGroupMesh, collectives: Col
     files = CopyFiles(Path(folder))
     if number:
         files = CopyFiles(files.folder / f"engine-{number}")
-    copies = MemoryCopies(files, collectives, mail, node_of=node_of, device=mesh.device, every=every)
+    copies = MemoryCopies(files, collectives, mail, spec=mesh.spec, node_of=node_of, device=mesh.device, every=every)
     _PRESENT[number] = copies
     return copies

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 from torch import Tensor, nn
 
-from ...protocols import StateEntry
+from dsrun.checkpoint_files.index.region import uncut
+
+from ...protocols import Holders, StateEntry
 from ...zero.creation.pretrained import persistent_buffers
 from ...zero.partition_parameters import memory_of
 from ...zero.units.trained import is_trained
@@ -18,7 +21,7 @@ def parameter_entries(
     model: nn.Module,
     units: Sequence[ParamUnit],
     *,
-    replicated: bool,
+    everyone: Holders,
     frozen: bool = True,
     frozen_units: Sequence[ParamUnit] = (),
 ) -> list[StateEntry]:
@@ -27,40 +30,50 @@ def parameter_entries(
     Args:
         model: model that holds the buffers, and frozen parameters that every rank holds whole.
         units: units of the trainable parameters, which are saved as fp32 masters.
-        replicated: every rank owns every unit whole (stage 0).
+        everyone: all ranks, of which each holds buffers and such frozen parameters whole.
         frozen: whether frozen parameters are included.
         frozen_units: units of the frozen parameters that each rank has a slice of, in compute dtype.
     """
     entries: list[StateEntry] = []
     for unit in units:
-        entries += unit_entries(unit, unit.whole_master(), replicated=replicated)
+        entries += unit_entries(unit, unit.whole_master())
     if frozen:
-        entries += frozen_entries(model, replicated=replicated, frozen_units=frozen_units)
-    entries += [_whole(name, "buffer", memory_of(buffer)) for name, buffer in persistent_buffers(model).items()]
+        entries += frozen_entries(model, everyone=everyone, frozen_units=frozen_units)
+    entries += [
+        _whole(name, "buffer", memory_of(buffer), everyone) for name, buffer in persistent_buffers(model).items()
+    ]
     return entries
 
 
-def frozen_entries(model: nn.Module, *, replicated: bool, frozen_units: Sequence[ParamUnit]) -> list[StateEntry]:
+def frozen_entries(model: nn.Module, *, everyone: Holders, frozen_units: Sequence[ParamUnit]) -> list[StateEntry]:
     """Returns this rank's pieces of the parameters that are not trained; see `parameter_entries`."""
-    entries = [entry for unit in frozen_units for entry in unit_entries(unit, unit.master, replicated=replicated)]
+    entries = [entry for unit in frozen_units for entry in unit_entries(unit, unit.master)]
     cut = {id(param) for unit in frozen_units for param in unit.params}
     for name, param in model.named_parameters():
         if not is_trained(param) and id(param) not in cut:
-            entries.append(_whole(name, "param", memory_of(param)))
+            entries.append(_whole(name, "param", memory_of(param), everyone))
     return entries
 
 
-def wanted_tensors(model: nn.Module, *, frozen: bool = True) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Returns (name, role, shape) of every parameter and persistent buffer of the model, on whichever rank.
+def wanted_tensors(
+    model: nn.Module, *, whole_shapes: Mapping[str, tuple[int, ...]], frozen: bool = True
+) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Returns (name, role, whole shape) of every parameter and persistent buffer of the model, on whichever rank.
 
     Args:
         model: the model.
+        whole_shapes: shapes of the whole parameters of which the model may have parts, by name; see `whole_shapes`.
         frozen: whether frozen parameters are included.
     """
     parameters = [(name, param) for name, param in model.named_parameters() if frozen or is_trained(param)]
-    wanted = [(name, "param", tuple(param.shape)) for name, param in parameters]
+    wanted = [(name, "param", whole_shapes.get(name, tuple(param.shape))) for name, param in parameters]
     wanted += [(name, "buffer", tuple(buffer.shape)) for name, buffer in persistent_buffers(model).items()]
     return wanted
+
+
+def whole_shapes(units: Sequence[ParamUnit]) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the whole parameters that units have, or have parts of, by name."""
+    return {extent.name: extent.whole.shape for unit in units for extent in unit.layout.extents}
 
 
 def tied_names(model: nn.Module, *, frozen: bool = True) -> dict[str, str]:
@@ -78,24 +91,23 @@ def tied_names(model: nn.Module, *, frozen: bool = True) -> dict[str, str]:
     }
 
 
-def unit_entries(unit: ParamUnit, master_N: Tensor, *, replicated: bool) -> list[StateEntry]:
+def unit_entries(unit: ParamUnit, master_N: Tensor) -> list[StateEntry]:
     """Returns this rank's pieces of a unit's parameters.
 
     Args:
         unit: unit that has the parameters.
         master_N: the values, see `ParamUnit.whole_master`.
-        replicated: every rank owns the unit whole.
     """
     entries: list[StateEntry] = []
     for piece in unit.layout.pieces(*unit.owned):
         flat = master_N.narrow(0, piece.shard_offset, piece.stop - piece.start)
         extent = piece.extent
-        entries.append(StateEntry(extent.name, "param", extent.shape, piece.start, piece.stop, flat, replicated))
+        entries.append(StateEntry(extent.name, "param", extent.whole, piece.start, piece.stop, flat, unit.holders))
     for extent in unit.layout.extents:
-        if extent.numel == 0:  # in no rank's range, yet a part of the model
-            entries.append(StateEntry(extent.name, "param", extent.shape, 0, 0, master_N.narrow(0, 0, 0), True))
+        if not prod(extent.whole.shape):  # in no rank's range, yet a part of the model
+            entries.append(StateEntry(extent.name, "param", extent.whole, 0, 0, master_N.narrow(0, 0, 0), unit.ranks))
     return entries
 
 
-def _whole(name: str, role: str, tensor: Any) -> StateEntry:
-    return StateEntry(name, role, tuple(tensor.shape), 0, tensor.numel(), tensor.view(-1), True)
+def _whole(name: str, role: str, tensor: Any, holders: Holders) -> StateEntry:
+    return StateEntry(name, role, uncut(tensor.shape), 0, tensor.numel(), tensor.view(-1), holders)

@@ -30,7 +30,7 @@ from ...optim.states.histories import names_in
 from ...zero.access.torn import StatePart
 from ...zero.params.publisher import publish
 from ..progress import Counters
-from .entries import parameter_entries, unit_entries, wanted_tensors
+from .entries import parameter_entries, unit_entries, wanted_tensors, whole_shapes
 from .randomness import RandomState
 from .resume_state import RNG_ROLE, random_names, restore_random, saved_random
 from .run_state import RunState
@@ -115,7 +115,9 @@ def examine(run: RunState, target: Place, options: LoadOptions, *, copy: Index |
     frozen = bool(values.get("frozen", True))
     states = options.optimizer and run.update.optimizer is not None
     if copy is None:
-        check_fit(index, target, wanted_tensors(run.module, frozen=frozen), strict=options.strict)
+        shapes = whole_shapes([*run.units, *run.sharded.frozen])
+        wanted = wanted_tensors(run.module, whole_shapes=shapes, frozen=frozen)
+        check_fit(index, target, wanted, strict=options.strict)
         check_sizes(target, index, sorted(index.files)[run.collectives.rank :: run.collectives.size])
     if states:
         _check_optimizer(run, index, target, whole=copy is None)
@@ -230,6 +232,7 @@ def _check_optimizer(run: RunState, index: Index, target: Place, *, whole: bool)
     groups, here = len(index.values["optimizer"]["groups"]), len(run.update.shards.saved.options())
     if groups != here:
         raise CheckpointError(f"{target}: its optimizer has {groups} groups; this run's has {here}", hint=hint)
+    run.update.shards.saved.check_codes(index.state_roles())
     # Of a copy in memory this host has what its ranks need, which who reads it compares.
     without = _without_states(index)
     problems = [
@@ -265,12 +268,12 @@ def _read_tensors(
     run: RunState, found: CheckedCheckpoint, sharing: SharedBlocks | None, *, progress: Callable[[], None]
 ) -> None:
     """Reads this rank's pieces of parameters, buffers and states to where they stay; `sharing` serves one reading."""
-    whole, shards = run.replicated, run.update.shards
+    shards = run.update.shards
     split = [unit for unit in run.units if unit.halves is not None]
     entries = parameter_entries(
         run.module,
         [unit for unit in run.units if unit.halves is None],
-        replicated=whole,
+        everyone=run.everyone,
         frozen=found.frozen,
         frozen_units=run.sharded.frozen,
     )
@@ -278,14 +281,14 @@ def _read_tensors(
     if saved is not None:
         shards.cut_as(_left_out(found.index))
         roles, without = sorted(found.index.state_roles()), _without_states(found.index)
-        entries += saved.loadable_entries(roles, replicated=whole, without=without)
+        entries += saved.loadable_entries(roles, without=without)
     several = run.collectives.size > 1
     fetch = partial(read, found.index, found.target, others=several, progress=progress)
     fetch(entries, sharing=sharing)
     # What has memory of its own for as long as it is read comes one by one.
     for unit in split:
         master_N = unit.whole_master()
-        fetch(unit_entries(unit, master_N, replicated=whole))
+        fetch(unit_entries(unit, master_N))
         assert unit.halves is not None, "it was asked"
         unit.halves.part(master_N)
     for change in [] if saved is None else saved.format_changes():

@@ -85,7 +85,7 @@ def state_for_memory(run: RunState, moment: ResumeState, client_state: Mapping[s
     wanted = _state(run, moment, client_state, frozen=True, apart=False, stores=stores)
     if run.update.optimizer is None:
         return wanted
-    scalars = run.update.shards.saved.leading_scalars(replicated=run.replicated)
+    scalars = run.update.shards.saved.leading_scalars()
     return replace(wanted, entries=[*wanted.entries, *scalars])
 
 
@@ -102,10 +102,10 @@ def _state(
     rank = run.mesh.info.rank
     run.access.writes.take_over()
     entries = parameter_entries(
-        module, run.units, replicated=run.replicated, frozen=frozen and not apart, frozen_units=frozen_units
+        module, run.units, everyone=run.everyone, frozen=frozen and not apart, frozen_units=frozen_units
     )
     trains = update.optimizer is not None
-    entries += update.shards.saved.state_entries(replicated=run.replicated) if trains else []
+    entries += update.shards.saved.state_entries() if trains else []
     entries += random_entries(moment.random, rank)
     state, tensors = script_state.take_apart(client_state, stores=stores)
     left_out = update.shards.histories.to_json()
@@ -134,7 +134,7 @@ def _state(
         aliases=tied_names(module, frozen=frozen),
         save_latest=False,
         when_saved=_nobody,
-        frozen=frozen_entries(module, replicated=run.replicated, frozen_units=frozen_units) if apart else None,
+        frozen=frozen_entries(module, everyone=run.everyone, frozen_units=frozen_units) if apart else None,
         units=_units_of(run, entries),
         order=[*_next_updates(run), *(unit.index for unit in frozen_units)],
         watched=list(module.named_parameters()),

@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsrun.checkpoint_files.index.region import uncut
+
 from ...activation.configured import named_generators
 from ...activation.recompute.rng import RngTracker
 from ...data.loader import TrainingLoader
 from ...data.stream import StreamLoader
-from ...protocols import StateEntry
+from ...protocols import SOLE_HOLDER, StateEntry
 from ..progress import Progress
 from .randomness import RandomState, adapted, capture, restore, sources
 
@@ -85,7 +87,7 @@ class LastMoment:
 def random_entries(state: RandomState, rank: int) -> list[StateEntry]:
     """Returns what a checkpoint saves of a rank's generators."""
     text = torch.frombuffer(bytearray(state.to_bytes()), dtype=torch.uint8)
-    return [StateEntry(str(rank), RNG_ROLE, (text.numel(),), 0, text.numel(), text, False)]
+    return [StateEntry(str(rank), RNG_ROLE, uncut(text.shape), 0, text.numel(), text, SOLE_HOLDER)]
 
 
 def random_names(rank: int, saved: int) -> list[str]:

@@ -11,6 +11,7 @@ from torch import nn
 from ...checkpoint.staging.sources import OnDrive
 from ...mesh.collectives import Collectives
 from ...mesh.join.groups import ProcessGroupMesh
+from ...protocols import Holders
 from ...zero.access.whole import ParamAccess
 from ...zero.units.unit import ParamUnit
 from ..compose.data import Data
@@ -62,9 +63,10 @@ class RunState:
         return self.sharded.units
 
     @property
-    def replicated(self) -> bool:
-        """Whether every rank has masters and states whole: stage 0."""
-        return not self.sharded.plan.shard_optimizer
+    def everyone(self) -> Holders:
+        """All ranks, as holders of what each of them has whole at every stage, such as buffers."""
+        spec, replicas = self.mesh.spec, self.mesh.replicas()
+        return Holders(spec.wide(spec.replica_axes()), replicas.rank, replicas.size)
 
     def settle(self) -> None:
         """Returns when no update is under way: state has its values of the last step."""

@@ -147,16 +147,19 @@ class Adafactor(StructuredOptimizer):
                 # Two operations that round once each; see `with_gap`.
                 p.sub_(self._direction(run, piece).mul_(scales[self._index[piece.extent.name]].float()))
 
-    def entries(self, *, replicated: bool) -> Iterator[StateEntry]:
-        """See `StructuredOptimizer`: means of rows and columns are whole on every rank."""
+    def entries(self) -> Iterator[StateEntry]:
+        """See `StructuredOptimizer`: means of rows and columns are whole on every rank of a unit."""
         for run in self.runs:
             if run.kind == _VECTOR:
                 variance = self.state[run.param]["variance"]
-                yield from elementwise_entries(run, "variance", variance, replicated=replicated)
-        for name, place in self._places.items():
+                yield from elementwise_entries(run, "variance", variance)
+        for info in self.tensors:
+            place = self._places.get(info.name)
+            if place is None:
+                continue
             rows, columns = place.batches * place.rows, place.batches * place.columns
-            yield whole_entry(name, "row_var", self._means.narrow(0, place.first_row, rows))
-            yield whole_entry(name, "col_var", self._means.narrow(0, place.first_column, columns))
+            yield whole_entry(info, "row_var", self._means.narrow(0, place.first_row, rows))
+            yield whole_entry(info, "col_var", self._means.narrow(0, place.first_column, columns))
 
     def state_tensors(self) -> Iterator[Tensor]:
         """See `StructuredOptimizer`."""

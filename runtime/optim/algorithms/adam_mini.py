@@ -134,12 +134,12 @@ class AdamMini(StructuredOptimizer):
         for run in runs:
             self._apply(run)
 
-    def entries(self, *, replicated: bool) -> Iterator[StateEntry]:
-        """See `StructuredOptimizer`: second moments are whole on every rank."""
-        yield from super().entries(replicated=replicated)
+    def entries(self) -> Iterator[StateEntry]:
+        """See `StructuredOptimizer`: second moments are whole on every rank of a unit."""
+        yield from super().entries()
         for info in self.tensors:
             first, count = self._first[info.name], info.numel // self._size[info.name]
-            yield whole_entry(info.name, "exp_avg_sq_blocks", self._means[first : first + count])
+            yield whole_entry(info, "exp_avg_sq_blocks", self._means[first : first + count])
 
     def state_tensors(self) -> Iterator[Tensor]:
         """See `StructuredOptimizer`."""

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsrun.checkpoint_files.index.region import uncut
+
 from ...layout.unit_layout import ShardPiece
 from ...protocols import StateEntry
 from ..structure.base import StructuredOptimizer, chunks, elementwise_entries, with_gap
@@ -73,6 +75,10 @@ class CodedOptimizer(StructuredOptimizer):
     def kind_of(self, name: str, shape: tuple[int, ...]) -> str:
         """See `StructuredOptimizer`."""
         return _CODED if prod(shape) >= self._min_8bit_size else _PLAIN
+
+    def takes_parts(self, name: str, shape: tuple[int, ...]) -> bool:
+        """See `StructuredOptimizer`: where states are fp32; blocks of a part are not those of the whole tensor."""
+        return self.kind_of(name, shape) == _PLAIN
 
     def state_roles(self, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
         """See `StructuredOptimizer`."""
@@ -130,19 +136,19 @@ class CodedOptimizer(StructuredOptimizer):
             found[f"{role}_scales"] = state[f"{role}_scales"].narrow(0, first, blocks).clone()
         return found
 
-    def entries(self, *, replicated: bool) -> Iterator[StateEntry]:
+    def entries(self) -> Iterator[StateEntry]:
         """See `StructuredOptimizer`: the scales of a tensor are those of all blocks that it has elements in."""
         for run in self.runs:
             state = self.state[run.param]
             head = run.start % BLOCK
             for role in self._roles:
                 if run.kind == _PLAIN:
-                    yield from elementwise_entries(run, role, state[role], replicated=replicated)
+                    yield from elementwise_entries(run, role, state[role])
                     continue
                 codes = state[f"{role}_codes"].narrow(0, head, run.numel)
-                yield from elementwise_entries(run, f"{role}_codes", codes, replicated=replicated)
+                yield from elementwise_entries(run, f"{role}_codes", codes)
                 for piece in run.pieces():
-                    yield scales_entry(run, piece, f"{role}_scales", state[f"{role}_scales"], replicated=replicated)
+                    yield scales_entry(run, piece, f"{role}_scales", state[f"{role}_scales"])
 
     def _update_coded(self, run: Run, p_N: Tensor, g_N: Tensor, group: dict[str, Any]) -> None:
         state, head = self.state[run.param], run.start % BLOCK
@@ -245,20 +251,22 @@ class Lion8bit(CodedOptimizer):
         m.lerp_(g_N, 1 - b2)
 
 
-def scales_entry(run: Run, piece: ShardPiece, role: str, scales: Tensor, *, replicated: bool) -> StateEntry:
+def scales_entry(run: Run, piece: ShardPiece, role: str, scales: Tensor) -> StateEntry:
     """Returns the scales of a piece's blocks; two tensors may share a block, and then both have its scale.
+
+    Only of a tensor that is not cut over ranks: a part has other blocks than the whole tensor.
 
     Args:
         run: run that contains the piece.
         piece: piece of a tensor that lies in the run.
         role: role of the scales in a checkpoint.
         scales: fp32, one a block that the run has elements in.
-        replicated: every rank holds them.
     """
     extent = piece.extent
+    assert not extent.whole.is_cut, f"`{extent.name}` is whole: who binds an optimizer has looked"
     grid = extent.offset // BLOCK
     count = (extent.offset + extent.numel - 1) // BLOCK - grid + 1
     first = (extent.offset + piece.start) // BLOCK
     stop = (extent.offset + piece.stop - 1) // BLOCK + 1
     own = scales.narrow(0, first - run.start // BLOCK, stop - first)
-    return StateEntry(extent.name, role, (count,), first - grid, stop - grid, own, replicated)
+    return StateEntry(extent.name, role, uncut((count,)), first - grid, stop - grid, own, run.owned.holders)

@@ -112,6 +112,10 @@ class Muon(StructuredOptimizer):
         """See `StructuredOptimizer`."""
         return _MATRIX if is_matrix(name, shape) else _REST
 
+    def takes_parts(self, name: str, shape: tuple[int, ...]) -> bool:
+        """See `StructuredOptimizer`: what Adam updates; a part of a matrix would be made orthogonal by itself."""
+        return self.kind_of(name, shape) == _REST
+
     def state_roles(self, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
         """See `StructuredOptimizer`."""
         return ("momentum_buffer",) if is_matrix(name, shape) else ("exp_avg", "exp_avg_sq")

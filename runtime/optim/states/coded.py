@@ -7,19 +7,21 @@ scale of its own for its part. Who steps such states, and where they lie, is dec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from dsrun.errors import ModelError
+
 from ...protocols import StateEntry
 from ..algorithms.eight_bit import scales_entry
-from ..structure.base import elementwise_entries
+from ..structure.base import TensorInfo, elementwise_entries
 from ..structure.codes import BLOCK, CodeTable, dynamic_table
 from ..structure.runs import Run
-from .format import CODES, SCALES
+from .format import CODES, SCALES, StateFormat
 
 #: States that are never negative: their codes are twice as fine.
 _NEVER_NEGATIVE = frozenset({"exp_avg_sq", "max_exp_avg_sq"})
@@ -108,11 +110,31 @@ def head_of(run: Run) -> int:
     return run.start % BLOCK
 
 
-def coded_entries(run: Run, name: str, state: CodedState, *, replicated: bool) -> Iterator[StateEntry]:
+def coded_entries(run: Run, name: str, state: CodedState) -> Iterator[StateEntry]:
     """Yields a state's pieces as a checkpoint takes them: codes by element, and the scales of a tensor's blocks."""
-    yield from elementwise_entries(run, name + CODES, state.codes_N, replicated=replicated)
+    yield from elementwise_entries(run, name + CODES, state.codes_N)
     for piece in run.pieces():
-        yield scales_entry(run, piece, name + SCALES, state.scales_B, replicated=replicated)
+        yield scales_entry(run, piece, name + SCALES, state.scales_B)
+
+
+def cut_tensors(tensors: Iterable[TensorInfo]) -> list[str]:
+    """Returns the names of tensors that are cut over ranks: the blocks of a part are not those of the whole tensor."""
+    return [info.name for info in tensors if info.whole.is_cut]
+
+
+def check_coded_parts(form: StateFormat, tensors: Iterable[TensorInfo]) -> None:
+    """Refuses states in codes of tensors that are cut over ranks.
+
+    Raises:
+        ModelError: naming the tensors.
+    """
+    names = cut_tensors(tensors) if form.is_coded else []
+    if names:
+        raise ModelError(
+            f"optimizer: states in {form.name} (`zero_optimization.offload_optimizer.state_format`) are coded by "
+            "blocks of whole tensors, and ranks have parts of " + ", ".join(f"`{name}`" for name in names),
+            hint="set `state_format` to bf16 or leave it out",
+        )
 
 
 @cache

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsrun.checkpoint_files.index.region import uncut
 from dsrun.errors import CheckpointError
 
 from ...layout.unit_layout import ShardPiece
-from ...protocols import StateEntry
+from ...protocols import SOLE_HOLDER, Holders, StateEntry
 from ..structure.base import elementwise_entries
 from ..structure.codes import BLOCK
 from ..structure.runs import Run
@@ -46,15 +47,15 @@ def coded_state(run: Run, state: Mapping[str, Any], name: str) -> CodedState | N
     return coded(name, state[name + CODES], state[name + SCALES], head=head_of(run))
 
 
-def tensor_entries(run: Run, state: Mapping[str, Any], *, replicated: bool) -> Iterator[StateEntry]:
+def tensor_entries(run: Run, state: Mapping[str, Any]) -> Iterator[StateEntry]:
     """Yields the pieces of all states of a run but single numbers."""
     for role, value in state.items():
         name = role.removesuffix(CODES)
         codes = coded_state(run, state, name) if name != role else None
         if codes is not None:
-            yield from coded_entries(run, name, codes, replicated=replicated)
+            yield from coded_entries(run, name, codes)
         elif is_elementwise(run, value):
-            yield from elementwise_entries(run, role, value, replicated=replicated)
+            yield from elementwise_entries(run, role, value)
 
 
 def stored_states(roles: Sequence[str]) -> dict[str, bool]:
@@ -133,14 +134,12 @@ class FormatChange:
         name: name of the state.
         from_codes: the checkpoint has codes.
         state: state that the optimizer keeps for the run, by name.
-        replicated: every rank holds all of it.
     """
 
     run: Run
     name: str
     from_codes: bool
     state: Mapping[str, Any]
-    replicated: bool
     _values: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def begin(self) -> list[StateEntry]:
@@ -153,7 +152,7 @@ class FormatChange:
             }
         else:
             self._values = {self.name: torch.zeros(run.numel)}
-        return list(tensor_entries(run, self._values, replicated=self.replicated))
+        return list(tensor_entries(run, self._values))
 
     def end(self) -> None:
         """Brings what has been read to where it belongs."""
@@ -182,7 +181,7 @@ class PythonNumber:
         if first is None:
             return []
         self._value = torch.zeros((), dtype=PYTHON_NUMBERS[_kind_of(self.role)])
-        return [number_entry(first, self.role, self._value, replicated=False)]
+        return [number_entry(first, self.role, self._value, SOLE_HOLDER)]
 
     def end(self) -> None:
         """Sets the state to what has been read."""
@@ -221,9 +220,22 @@ def numbers(run: Run, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
             )
 
 
-def number_entry(piece: ShardPiece, role: str, value: Tensor, *, replicated: bool) -> StateEntry:
-    """Returns a one-number state as that of the parameter that a piece is of."""
-    return StateEntry(piece.extent.name, role, (), 0, 1, value.view(1), replicated)
+def has_first_element(piece: ShardPiece) -> bool:
+    """Whether a piece holds the first element of its whole tensor: the ranks that do save the tensor's numbers."""
+    first = piece.extent.whole.first
+    return first is not None and piece.start <= first < piece.stop
+
+
+def number_entry(piece: ShardPiece, role: str, value: Tensor, holders: Holders) -> StateEntry:
+    """Returns a one-number state as that of the parameter that a piece is of.
+
+    Args:
+        piece: piece of the parameter.
+        role: role of the state in a checkpoint.
+        value: the number.
+        holders: ranks that hold the same piece.
+    """
+    return StateEntry(piece.extent.name, role, uncut(()), 0, 1, value.view(1), holders)
 
 
 def part_of_state(run: Run, part: Run, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from dsrun.errors import CheckpointError
+
 from ...layout.unit_layout import ShardPiece
 from ...protocols import StateEntry
 from ..structure.base import StructuredOptimizer, TensorInfo
 from ..structure.runs import Run
-from .coded import CodedState
+from .coded import CodedState, cut_tensors
 from .format import CODES
 from .of_run import (
     SCALAR,
@@ -27,6 +29,7 @@ from .of_run import (
     code_piece,
     coded_state,
     decoded_piece,
+    has_first_element,
     is_elementwise,
     is_python_number,
     number_entry,
@@ -56,37 +59,50 @@ class SavedStates:
         self.has_begun = False
         self._structured = states.optimizer if isinstance(states.optimizer, StructuredOptimizer) else None
 
-    def state_entries(self, *, replicated: bool) -> list[StateEntry]:
+    def state_entries(self) -> list[StateEntry]:
         """Returns the optimizer's state as pieces of the parameters it belongs to.
 
         One-number states (Adam's `step`) have the role `scalar:<name>` and the shape (), once a parameter: with the
-        piece that holds the parameter's first element. Numbers of Python's have the name of their type for `scalar`.
-
-        Args:
-            replicated: every rank owns everything (stage 0).
+        piece that holds the whole parameter's first element. Numbers of Python's have the name of their type for
+        `scalar`.
 
         Raises:
             CheckpointError: a state is of a form that no checkpoint has.
         """
         if self._structured is not None:
-            return list(self._structured.entries(replicated=replicated))
-        return [entry for run in self._states.runs for entry in self._entries(run, replicated=replicated)]
+            return list(self._structured.entries())
+        return [entry for run in self._states.runs for entry in self._entries(run)]
 
-    def leading_scalars(self, *, replicated: bool) -> list[StateEntry]:
+    def leading_scalars(self) -> list[StateEntry]:
         """Returns one-number states that runs would ask for in `loadable_entries`, and other ranks have in theirs.
 
         For a copy of the state that is to be loaded without the other ranks'.
-
-        Args:
-            replicated: every rank owns everything (stage 0).
         """
         entries: list[StateEntry] = []
         for run in [] if self._structured is not None else self._states.runs:
             first = next(iter(run.pieces()), None)
-            if first is not None and first.start != 0:
+            if first is not None and not has_first_element(first):
                 for role, value in numbers(run, self._states.of(run)):
-                    entries.append(number_entry(first, role, value, replicated=replicated))
+                    entries.append(number_entry(first, role, value, run.owned.holders))
         return entries
+
+    def check_codes(self, roles: Collection[str]) -> None:
+        """Refuses a checkpoint's states in codes of tensors that are cut over ranks.
+
+        Args:
+            roles: roles of the states that the checkpoint has.
+
+        Raises:
+            CheckpointError: naming the tensors.
+        """
+        cut = cut_tensors(self._tensors) if any(stored_states(list(roles)).values()) else []
+        if cut and self._structured is None:
+            raise CheckpointError(
+                "load_checkpoint: optimizer states are stored there in codes of 8 bits, by blocks of whole tensors, "
+                "and ranks have parts of " + ", ".join(f"`{name}`" for name in cut),
+                hint="load it where these tensors are whole, with `state_format` left out, and save again; or pass "
+                "load_optimizer_states=False",
+            )
 
     def wanted_states(self, roles: Collection[str]) -> list[tuple[str, str]]:
         """Returns (name, role) of every state that a checkpoint must have for this optimizer, on whichever rank.
@@ -101,20 +117,17 @@ class SavedStates:
                 wanted += [(info.name, role) for role in of_tensor]
         return wanted
 
-    def loadable_entries(
-        self, roles: Collection[str], *, replicated: bool, without: Collection[str] = ()
-    ) -> list[StateEntry]:
+    def loadable_entries(self, roles: Collection[str], *, without: Collection[str] = ()) -> list[StateEntry]:
         """Allocates zeroed state for `roles`, as a checkpoint names them, and returns it as pieces to fill.
 
         In contrast to `state_entries`, each run asks for its one-number states, from the first parameter it holds.
 
         Args:
             roles: elementwise ones by their name, one-number ones as `scalar:<name>`.
-            replicated: every rank owns everything (stage 0).
             without: parameters that have no states there; a run is of such ones alone, or of none.
         """
         if self._structured is not None:
-            return self.state_entries(replicated=replicated)
+            return self.state_entries()
         self._states.vacate(anew=bool(roles))
         self.has_begun = bool(roles)
         scalars = [role.removeprefix(SCALAR) for role in roles if role.startswith(SCALAR)]
@@ -126,13 +139,13 @@ class SavedStates:
             if roles and run.first_name in without:
                 self._states.late.add(run)
                 continue
-            entries += _number_room(run, scalars, state, replicated=replicated)
+            entries += _number_room(run, scalars, state)
             self._changes += [PythonNumber(run, role, state) for role in of_python]
             for name, in_codes in stored.items():
                 self._states.make_zeros(run, name, state)
                 if in_codes != (name + CODES in state):
-                    self._changes.append(FormatChange(run, name, in_codes, state, replicated))
-            entries += [e for e in tensor_entries(run, state, replicated=replicated) if e.role in roles]
+                    self._changes.append(FormatChange(run, name, in_codes, state))
+            entries += [e for e in tensor_entries(run, state) if e.role in roles]
         return entries
 
     def format_changes(self) -> list[FormatChange | PythonNumber]:
@@ -209,13 +222,13 @@ class SavedStates:
                     if key in group:
                         set_option(group, key, tuple(value) if isinstance(value, list) else value)  # JSON has no tuples
 
-    def _entries(self, run: Run, *, replicated: bool) -> Iterator[StateEntry]:
+    def _entries(self, run: Run) -> Iterator[StateEntry]:
         state = self._states.of(run)
-        yield from tensor_entries(run, state, replicated=replicated)
+        yield from tensor_entries(run, state)
         for role, value in numbers(run, state):
             for piece in run.pieces():
-                if piece.start == 0:
-                    yield number_entry(piece, role, value, replicated=replicated)
+                if has_first_element(piece):
+                    yield number_entry(piece, role, value, run.owned.holders)
 
     def _coded_piece(self, name: str, key: str) -> tuple[Run, ShardPiece, CodedState] | None:
         for run in self._states.runs:
@@ -238,10 +251,10 @@ def _states_of_a_leaf(optimizer: optim.Optimizer, group: int) -> dict[str, Any]:
     return twin.state[leaf]
 
 
-def _number_room(run: Run, names: Sequence[str], state: dict[str, Any], *, replicated: bool) -> list[StateEntry]:
+def _number_room(run: Run, names: Sequence[str], state: dict[str, Any]) -> list[StateEntry]:
     """Adds zeros to a run's state for its one-number states, and returns them to be filled."""
     first = next(iter(run.pieces()), None)
     if first is None:
         return []
     state |= {name: torch.zeros((), dtype=torch.float32, device=run.grad.device) for name in names}
-    return [number_entry(first, SCALAR + name, state[name], replicated=replicated) for name in names]
+    return [number_entry(first, SCALAR + name, state[name], run.owned.holders) for name in names]

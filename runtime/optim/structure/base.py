@@ -23,11 +23,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn, optim
 
+from dsrun.checkpoint_files.index.region import TensorBoxes, uncut
 from dsrun.errors import ModelError
 
 from ...layout.unit_layout import TENSOR_ALIGN, ShardPiece, UnitLayout, lay_out
 from ...mesh.collectives import Collectives
-from ...protocols import OwnedRange, StateEntry
+from ...protocols import Holders, OwnedRange, StateEntry
 from .runs import Run
 
 #: Elements that one pass works on: 128 KiB of each fp32 state stay in a core's cache from operation to operation.
@@ -44,10 +45,12 @@ class TensorInfo:
 
     Attributes:
         name: qualified name.
-        shape: shape of the whole tensor.
+        shape: shape of the tensor: of the part in its unit's flat buffer, where it is cut.
         group: number of its optimizer group.
         layout: flat buffer of its unit.
         offset: first element in that buffer.
+        whole: boxes of the whole tensor that it is.
+        ranks: all ranks that its unit is cut over, or that own it whole.
     """
 
     name: str
@@ -55,6 +58,8 @@ class TensorInfo:
     group: int
     layout: UnitLayout
     offset: int
+    whole: TensorBoxes
+    ranks: Holders
 
     @property
     def numel(self) -> int:
@@ -87,6 +92,15 @@ class StructuredOptimizer(optim.Optimizer, ABC):
         """Returns the kind of a tensor; see `KindOf`."""
         return ""
 
+    def takes_parts(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor may be cut over ranks, of which each updates its part as a tensor of its own.
+
+        Args:
+            name: qualified name of the tensor.
+            shape: shape of the whole tensor.
+        """
+        return False
+
     def bind(
         self,
         runs: Sequence[Run],
@@ -102,7 +116,11 @@ class StructuredOptimizer(optim.Optimizer, ABC):
             tensors: all tensors that are trained, on whichever rank, in the same order on every rank.
             axis: collectives of the ranks that the runs are spread over; None where this rank holds everything.
             device: device of the leaves, also for a rank that has none.
+
+        Raises:
+            ModelError: a tensor is cut that must be whole, or a leaf is not contiguous fp32.
         """
+        check_whole(self, tensors)
         for run in runs:
             _check_plain(run.owned.layout.name, run.param)
         self.runs, self.tensors, self.axis, self.device = runs, tensors, axis, device
@@ -200,16 +218,12 @@ class StructuredOptimizer(optim.Optimizer, ABC):
         numel = sum(info.numel for info in self.tensors)
         return sum(self.state_bytes(info.name, info.shape) for info in self.tensors) / 4 / max(1, numel)
 
-    def entries(self, *, replicated: bool) -> Iterator[StateEntry]:
-        """Yields this rank's pieces of all states; loading writes into the same pieces.
-
-        Args:
-            replicated: every rank holds everything.
-        """
+    def entries(self) -> Iterator[StateEntry]:
+        """Yields this rank's pieces of all states; loading writes into the same pieces."""
         for run in self.runs:
             for role, value in self.state[run.param].items():
                 if value.shape == run.param.shape:
-                    yield from elementwise_entries(run, role, value, replicated=replicated)
+                    yield from elementwise_entries(run, role, value)
 
     def state_tensors(self) -> Iterator[Tensor]:
         """Yields every tensor of state, for memory reports."""
@@ -233,7 +247,8 @@ class StructuredOptimizer(optim.Optimizer, ABC):
                 flat = param.detach().view(-1)
                 owned = OwnedRange(layout, 0, flat, torch.zeros_like(flat), (number,))
                 runs.append(Run(owned, number, self.kind_of(name, tuple(param.shape)), 0, param, owned.grad_sum))
-                tensors.append(TensorInfo(name, tuple(param.shape), number, layout, 0))
+                shape, ranks = tuple(param.shape), owned.ranks
+                tensors.append(TensorInfo(name, shape, number, layout, 0, uncut(shape), ranks))
         runs = [run for run in runs if run.numel]
         self.bind(runs, tensors, None, device=runs[0].param.device if runs else self.device)
         self._in_engine = False
@@ -258,18 +273,35 @@ def chunks(numel: int, device: torch.device) -> Iterator[tuple[int, int]]:
         yield start, min(numel, start + size)
 
 
-def elementwise_entries(run: Run, role: str, values_N: Tensor, *, replicated: bool) -> Iterator[StateEntry]:
+def elementwise_entries(run: Run, role: str, values_N: Tensor) -> Iterator[StateEntry]:
     """Yields the pieces of tensors of a state with one value an element of the run."""
     flat = values_N.view(-1)
     for piece in run.pieces():
         part = flat.narrow(0, piece.shard_offset, piece.stop - piece.start)
         extent = piece.extent
-        yield StateEntry(extent.name, role, extent.shape, piece.start, piece.stop, part, replicated)
+        yield StateEntry(extent.name, role, extent.whole, piece.start, piece.stop, part, run.owned.holders)
 
 
-def whole_entry(name: str, role: str, values: Tensor) -> StateEntry:
-    """Returns the entry of a small state that every rank holds whole."""
-    return StateEntry(name, role, tuple(values.shape), 0, values.numel(), values.view(-1), True)
+def whole_entry(info: TensorInfo, role: str, values: Tensor) -> StateEntry:
+    """Returns the entry of a small state of a tensor that every rank of its unit holds whole."""
+    return StateEntry(info.name, role, uncut(values.shape), 0, values.numel(), values.view(-1), info.ranks)
+
+
+def check_whole(optimizer: StructuredOptimizer, tensors: Sequence[TensorInfo]) -> None:
+    """Refuses tensors that are cut over ranks and that an optimizer must see whole.
+
+    Raises:
+        ModelError: naming all of them.
+    """
+    names = [
+        info.name for info in tensors if info.whole.is_cut and not optimizer.takes_parts(info.name, info.whole.shape)
+    ]
+    if names:
+        raise ModelError(
+            f"optimizer: {type(optimizer).__name__} must see whole tensors, and ranks have parts of "
+            + ", ".join(f"`{name}`" for name in names),
+            hint="use an optimizer that updates each element by itself, such as AdamW, or leave these tensors whole",
+        )
 
 
 def with_gap(piece: ShardPiece, run: Run) -> int:

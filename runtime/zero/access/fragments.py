@@ -322,8 +322,8 @@ def _state(home: UnitHome, key: str) -> Tensor | None:
     if access.optimizer.torch_optimizer is None:
         return None
     assert home.extent is not None, "a trainable parameter has a place"
-    entries = access.optimizer.saved.state_entries(replicated=not access.pieces.plan.shard_optimizer)
-    mine = (e for e in entries if e.name == home.extent.name and e.role == key and e.shape == home.extent.shape)
+    entries = access.optimizer.saved.state_entries()
+    mine = (e for e in entries if e.name == home.extent.name and e.role == key and e.whole == home.extent.whole)
     found = next((e.tensor for e in mine), None)
     return access.optimizer.saved.decoded_state(home.extent.name, key) if found is None else found
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from dsrun.checkpoint_files.index.region import TensorBoxes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +32,11 @@ class CutParameter:
 
     Attributes:
         placement: axes that it is no plain replica along.
+        whole: boxes of the whole tensor that this rank has; None: all of it.
     """
 
     placement: RankPlacement
+    whole: TensorBoxes | None = None
 
 
 #: By id of the parameter; those that no axis has changed are not in it.
@@ -43,6 +47,12 @@ def placement_of(param: object, cuts: Cuts) -> RankPlacement:
     """Returns the axes that a parameter is no plain replica along."""
     cut = cuts.get(id(param))
     return EVERYWHERE if cut is None else cut.placement
+
+
+def boxes_of(params: Sequence[tuple[str, object]], cuts: Cuts) -> dict[str, TensorBoxes]:
+    """Returns the boxes of the parameters of which this rank has a part, by name."""
+    found = {name: cuts[id(param)].whole for name, param in params if id(param) in cuts}
+    return {name: whole for name, whole in found.items() if whole is not None}
 
 
 def in_cut(placement: RankPlacement) -> str:

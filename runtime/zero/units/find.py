@@ -24,15 +24,17 @@ form a rest unit of their own, and the frozen ones stay whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
+from dsrun.checkpoint_files.index.region import TensorBoxes
+
 from ...stacks import SMALL_NUMEL, blocks_of, numel_of
 from ..partition_parameters import is_ordinary
-from .cuts import EVERYWHERE, Cuts, RankPlacement, in_cut, placement_of
+from .cuts import EVERYWHERE, Cuts, RankPlacement, boxes_of, in_cut, placement_of
 from .leaves import is_leaf
 from .trained import is_trained
 
@@ -54,6 +56,7 @@ class UnitSpec:
         comm_dtype: dtype that gradients travel in; None: that of all others.
         twins: other modules that have the same parameters, all of them.
         placement: axes of ranks that the parameters are no plain replicas along.
+        boxes: boxes of whole parameters that this rank has, by name; it has all of those that are not named.
     """
 
     name: str
@@ -63,6 +66,7 @@ class UnitSpec:
     comm_dtype: torch.dtype | None = None
     twins: tuple[nn.Module, ...] = ()
     placement: RankPlacement = EVERYWHERE
+    boxes: Mapping[str, TensorBoxes] = field(default_factory=dict[str, TensorBoxes])
 
 
 def find_units(
@@ -101,7 +105,7 @@ def find_units(
         for placement in dict.fromkeys(placement_of(param, cuts) for _, param in params):
             alike = tuple(item for item in params if placement_of(item[1], cuts) == placement)
             units.append(UnitSpec(name + in_cut(placement), None, alike, dtype, placement=placement))
-    return units
+    return [replace(unit, boxes=boxes_of(unit.params, cuts)) for unit in units] if cuts else units
 
 
 def find_frozen_units(model: nn.Module, *, kept: Collection[int] = ()) -> list[UnitSpec]:

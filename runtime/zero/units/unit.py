@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...compat import without_overrides
 from ...layout.unit_layout import UnitLayout, lay_out
 from ...mesh.collectives import Collectives
-from ...protocols import OwnedRange, Window
+from ...protocols import SOLE_HOLDER, Holders, OwnedRange, Window
 from ..partition_parameters import EngineParameter, set_memory
 from .find import UnitSpec
 from .released import PendingParameter
@@ -71,6 +71,7 @@ class ParamUnit:
         counted: [start, stop) of the owned range that this rank counts in sums over all ranks, such as the norm's: of
             the ranks that own an element one counts it. None: all of it, for no other rank has it, or all ranks of the
             job have everything and nothing is summed.
+        repeats_over: axes with several ranks that `replicas` lie on.
         flat_param: compute dtype, [padded_numel]; the parameters are views of it. Whole and always valid, or the
             memory of a slot, valid between acquire and release.
         flat_grad: compute dtype, [padded_numel]; the gradients are views of it. Its own, or the memory of a slot.
@@ -111,10 +112,14 @@ class ParamUnit:
         self.replicas = replicas
         self.divide_before, self.divide_by = 1.0, float(replicas.size)
         self.layout: UnitLayout = lay_out(
-            spec.name, [(name, param.shape) for name, param in spec.params], world_size=replicas.size
+            spec.name,
+            [(name, param.shape) for name, param in spec.params],
+            world_size=replicas.size,
+            cut=spec.boxes,
         )
         self.owned: tuple[int, int] = (0, 0)
         self.counted: tuple[int, int] | None = None
+        self.repeats_over: tuple[str, ...] = ("data",)
         empty = torch.empty(0)
         self.flat_param = empty
         self.flat_grad = empty
@@ -150,12 +155,31 @@ class ParamUnit:
         """All parameters that are there while the unit is in use: its own, then those of `frozen`."""
         return self.params if self.frozen is None else [*self.params, *self.frozen.params]
 
+    @property
+    def ranks(self) -> Holders:
+        """All ranks that the unit is cut over, or that own it whole."""
+        return Holders(self.repeats_over, self.replicas.rank, self.replicas.size)
+
+    @property
+    def holders(self) -> Holders:
+        """The ranks that own the same range: this rank alone, or all of `ranks` at stage 0."""
+        return self.ranks if self.owned == (0, self.layout.padded_numel) else SOLE_HOLDER
+
     def owned_range(self, group_of: Mapping[int, int]) -> OwnedRange:
         """Returns what this rank updates; `group_of` gives the optimizer group of each parameter by its id."""
         groups = tuple(group_of[id(param)] for param in self.params)
         # Leaves that are stepped on the host have no gradient: one zero in the shape of all of them.
         sums = self.grad_sum if self.grad_sum.numel() else self.master.new_zeros(1).expand(self.master.numel())
-        return OwnedRange(self.layout, self.owned[0], self.master, sums, groups, self.window)
+        return OwnedRange(
+            self.layout,
+            self.owned[0],
+            self.master,
+            sums,
+            groups,
+            self.window,
+            holders=self.holders,
+            ranks=self.ranks,
+        )
 
     def whole_master(self) -> Tensor:
         """Returns the values of `master`: itself, or a copy where it lies in halves, to be put back by `part`."""

@@ -24,7 +24,7 @@ from dsrun.runtime.checkpoint.convert.foreign import held as held_tensor
 from dsrun.runtime.checkpoint.convert.write import write
 from dsrun.runtime.checkpoint.format.load import read_whole
 from dsrun.runtime.checkpoint.save.saver import Saver
-from dsrun.runtime.protocols import StateEntry
+from support.entries import all_of, entry_of
 from support.savers import nothing, value_of, wanted, with_savers
 from support.stores import Held, registered
 
@@ -205,7 +205,7 @@ def test_another_tool_s_checkpoint_is_imported_to_an_address(held: Held) -> None
 
 
 def test_frozen_parameters_are_written_to_each_checkpoint_of_a_store(held: Held) -> None:
-    frozen = StateEntry("base", "param", (3,), 0, 3, torch.tensor([1.0, 2.0, 3.0]), True)
+    frozen = entry_of("base", torch.tensor([1.0, 2.0, 3.0]), holders=all_of(1))
 
     def body(saver: Saver, rank: int) -> None:
         for tag in ("a", "b"):

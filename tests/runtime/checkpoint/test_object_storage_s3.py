@@ -24,7 +24,7 @@ from dsrun.checkpoint_files.storage.registry import place_of, storage_of
 from dsrun.checkpoint_files.storage.tags import complete_tags, latest_tag
 from dsrun.errors import CheckpointError
 from dsrun.runtime.checkpoint.save.saver import Saver
-from dsrun.runtime.protocols import StateEntry
+from support.entries import entry_of
 from support.savers import nothing, value_of, wanted, with_savers
 
 moto_server = pytest.importorskip("moto.server", reason="moto is not installed: pip install -e '.[test-s3]'")
@@ -103,7 +103,7 @@ def test_what_a_killed_writer_leaves_is_listed_and_removed(s3: Any) -> None:
 def test_a_writer_that_is_killed_while_it_uploads_leaves_nothing(s3: Any) -> None:
     run = place_of("s3://bucket/interrupted")
     big = torch.arange(16 << 20, dtype=torch.float32)
-    entry = StateEntry("big", "param", tuple(big.shape), 0, big.numel(), big, False)
+    entry = entry_of("big", big)
 
     def body(saver: Saver, rank: int) -> str | None:
         saver.save(run, "t", lambda: wanted(1.0, rank=rank, size=1, entries=[entry]), progress=nothing)

@@ -245,7 +245,7 @@ def unused_in(step: int) -> set[str]:
 
 def states_of(engine: Any) -> dict[tuple[str, str], Tensor]:
     """Copies of this rank's states by name and role."""
-    entries = shards_of(engine).saved.state_entries(replicated=True)
+    entries = shards_of(engine).saved.state_entries()
     return {(entry.name, entry.role): entry.tensor.clone() for entry in entries}
 
 

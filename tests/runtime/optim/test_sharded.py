@@ -120,13 +120,13 @@ def test_state_moves_to_another_number_of_ranks(name: str, before: int, after: i
         source.step(random_values(step + 1))
     stored: dict[tuple[str, str], Tensor] = {}
     for optimizer in source.optimizers:
-        for entry in optimizer.saved.state_entries(replicated=False):
+        for entry in optimizer.saved.state_entries():
             whole = stored.setdefault((entry.name, entry.role), torch.full((max(1, *entry.shape, 2000),), torch.nan))
             whole[entry.start : entry.stop] = entry.tensor
     target = Shards(after, MAKERS[name], source.values())
     roles = sorted({role for _, role in stored})
     for optimizer in target.optimizers:
-        for entry in optimizer.saved.loadable_entries(roles, replicated=False):
+        for entry in optimizer.saved.loadable_entries(roles):
             entry.tensor.copy_(stored[entry.name, entry.role][entry.start : entry.stop])
     for step in range(2, 4):
         grads = random_values(step + 1)
@@ -171,7 +171,7 @@ def _states(shards: Shards) -> dict[tuple[int, str, str, int], Tensor]:
     return {
         (rank, entry.name, entry.role, entry.start): entry.tensor.clone()
         for rank, optimizer in enumerate(shards.optimizers)
-        for entry in optimizer.saved.state_entries(replicated=False)
+        for entry in optimizer.saved.state_entries()
     }
 
 
@@ -207,9 +207,7 @@ def test_loaded_states_take_the_places_of_those_before_them() -> None:
     optimizer, memory = shards.optimizers[0], shards.memory[0]
     shards.step(random_values(1))
     for roles in (["exp_avg", "exp_avg_sq", "scalar:step"], ["first", "second", "third"]):
-        entries = [
-            e for e in optimizer.saved.loadable_entries(roles, replicated=False) if not e.role.startswith("scalar:")
-        ]
+        entries = [e for e in optimizer.saved.loadable_entries(roles) if not e.role.startswith("scalar:")]
         assert not any(bool(entry.tensor.any()) for entry in entries)
         outside = {entry.role for entry in entries if not memory.holds(entry.tensor)}
         assert outside == ({"third"} if "third" in roles else set()), "no more than were expected"
@@ -233,7 +231,7 @@ def test_a_checkpoint_without_states_has_the_next_step_make_them_in_their_places
     optimizer, memory = shards.optimizers[0], shards.memory[0]
     for step in range(steps_before):
         shards.step(random_values(step + 2))
-    assert optimizer.saved.loadable_entries([], replicated=False) == []
+    assert optimizer.saved.loadable_entries([]) == []
     for param_name, values in shards.values().items():
         values.copy_(random_values(0)[param_name])
     shards.step(random_values(1))

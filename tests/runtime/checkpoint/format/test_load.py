@@ -15,8 +15,8 @@ from dsrun.checkpoint_files.index.region import Region
 from dsrun.checkpoint_files.index.value import BLOCK_BYTES, Index, StoredBox, StoredFile, StoredTensor
 from dsrun.errors import CheckpointError
 from dsrun.runtime.checkpoint.format.load import check_fit, read, read_whole
-from dsrun.runtime.protocols import StateEntry
 from support.checkpoints import FILES, sums, tensor_file, write_first_format
+from support.entries import entry_of
 from support.ranks import run_ranks
 
 
@@ -45,7 +45,7 @@ def written(folder: Path, whole: Tensor, boxes: list[Region]) -> Index:
 def loaded(index: Index, folder: Path, start: int, stop: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
     shape = index.tensors["w", "param"].shape
     target = torch.full((stop - start,), -1, dtype=dtype)
-    read(index, folder, [StateEntry("w", "param", shape, start, stop, target, False)])
+    read(index, folder, [entry_of("w", target, shape=shape, start=start)])
     return target
 
 
@@ -137,9 +137,9 @@ def _load_much(folder: str) -> tuple[float, float]:
     numel = shape[0] // 4
     target = torch.zeros(numel)
     small = torch.zeros(10)
-    read(index, Path(folder), [StateEntry("w", "param", shape, 0, 10, small, False)])
+    read(index, Path(folder), [entry_of("w", small, shape=shape)])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    read(index, Path(folder), [StateEntry("w", "param", shape, numel, 2 * numel, target, False)])
+    read(index, Path(folder), [entry_of("w", target, shape=shape, start=numel)])
     assert target[5] == numel + 5
     return numel * 4 / _MIB, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
@@ -165,7 +165,7 @@ def test_what_a_script_reads_on_a_stream_of_its_own_is_of_before_the_load(tmp_pa
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda._sleep(1 << 29)
         before = target.clone()
-        read(index, tmp_path, [StateEntry("w", "param", (4, 1 << 14), 0, whole.numel(), target, False)])
+        read(index, tmp_path, [entry_of("w", target, shape=(4, 1 << 14))])
         after = target.clone()
     torch.cuda.synchronize()
     assert bool((before == -1).all())

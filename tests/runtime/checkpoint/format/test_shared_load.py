@@ -26,8 +26,9 @@ from dsrun.runtime.checkpoint.format.host_blocks import share_blocks
 from dsrun.runtime.checkpoint.format.load import read
 from dsrun.runtime.mesh.c10d import GlooCollectives
 from dsrun.runtime.mesh.step_position import Where
-from dsrun.runtime.protocols import StateEntry
+from dsrun.runtime.protocols import SOLE_HOLDER
 from support.checkpoints import FILES, sums, tensor_file
+from support.entries import all_of, entry_of
 from support.ranks import run_ranks
 from support.training import config, make_engine, train
 
@@ -73,7 +74,7 @@ class Host:
         replicated: bool = False,
     ) -> Tensor:
         target = torch.full((stop - start,), -1, dtype=dtype)
-        entry = StateEntry("w", "param", SHAPE, start, stop, target, replicated)
+        entry = entry_of("w", target, shape=SHAPE, start=start, holders=all_of(2, rank) if replicated else SOLE_HOLDER)
         read(self.index, self.folder, [entry], others=True, sharing=self.sharing[rank])
         return target
 
@@ -298,7 +299,7 @@ def _load_on_two(folder: str) -> tuple[bool, bool]:
     index = read_index(Path(folder))
     sharing = share_blocks(index, collectives, device=torch.device("cpu"))
     target = torch.zeros(2 * NUMEL)
-    read(index, Path(folder), [StateEntry("w", "param", SHAPE, 0, 2 * NUMEL, target, True)], sharing=sharing)
+    read(index, Path(folder), [entry_of("w", target, shape=SHAPE, holders=all_of(2))], sharing=sharing)
     dist.barrier()
     dist.destroy_process_group()
     return sharing is not None, torch.equal(target, torch.arange(2 * NUMEL, dtype=torch.float32))

@@ -12,15 +12,20 @@ from typing import Any
 import pytest
 import torch
 
+from dsrun.checkpoint_files.index.region import uncut
 from dsrun.errors import CheckpointError
+from dsrun.mesh_spec import Axis, MeshSpec
 from dsrun.runtime.checkpoint.format.load import read
 from dsrun.runtime.checkpoint.memory_copy.copies import MemoryCopies
 from dsrun.runtime.checkpoint.memory_copy.files import CopyFiles
 from dsrun.runtime.checkpoint.memory_copy.moments import newest_common
 from dsrun.runtime.checkpoint.save.request import SaveRequest
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
-from dsrun.runtime.protocols import StateEntry
+from dsrun.runtime.protocols import SOLE_HOLDER, StateEntry
+from support.entries import all_of, empty_like, entry_of
 from support.loopback_mail import LoopbackMail, PostOffice
+from support.rank_grids import TENSOR, WEIGHTS, Grid
+from support.rank_grids import entries_of as entries_of_grid
 from support.savers import CPU, entries_of, wanted
 
 ONE_HOST = [0, 0, 0]
@@ -52,6 +57,13 @@ class Rank:
         assert self.copies._error is None
 
 
+def copies_of(
+    files: CopyFiles, collectives: LoopbackCollectives, mail: LoopbackMail | None, node_of: Sequence[int]
+) -> MemoryCopies:
+    spec = MeshSpec((Axis("data", len(node_of)),))
+    return MemoryCopies(files, collectives, mail, spec=spec, node_of=node_of, device=CPU, every=1)
+
+
 def with_ranks(hosts: Path, node_of: Sequence[int], body: Callable[[Rank], Any]) -> list[Any]:
     """Runs `body` once a rank; what ranks leave in the folders of their hosts outlives them."""
     office = PostOffice(len(node_of)) if len(set(node_of)) > 1 else None
@@ -60,7 +72,7 @@ def with_ranks(hosts: Path, node_of: Sequence[int], body: Callable[[Rank], Any])
         rank = collectives.rank
         mail = None if office is None else LoopbackMail(office, rank)
         files = CopyFiles(hosts / f"host{node_of[rank]}")
-        copies = MemoryCopies(files, collectives, mail, node_of=node_of, device=CPU, every=1)
+        copies = copies_of(files, collectives, mail, node_of)
         try:
             return body(Rank(copies, rank, len(node_of), mail))
         finally:
@@ -75,9 +87,7 @@ def restored(rank: Rank, *, newer_than: int = -1) -> tuple[int, tuple[int, ...]]
     if found is None:
         return None
     expected = entries_of(float(found.step), rank=rank.rank, size=rank.size)
-    entries = [
-        StateEntry(e.name, e.role, e.shape, e.start, e.stop, torch.zeros_like(e.tensor), e.replicated) for e in expected
-    ]
+    entries = [empty_like(entry) for entry in expected]
     read(found.index, found.folder, entries)
     assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(entries, expected, strict=True))
     assert found.index.values["value"] == found.step
@@ -196,9 +206,7 @@ def test_a_copy_that_is_not_there_yet_has_the_next_one_left_out_on_every_rank(
             exchange(sends, receives)
 
         mail.exchange = late  # type: ignore[method-assign]
-        copies = MemoryCopies(
-            CopyFiles(tmp_path / f"host{rank}"), collectives, mail, node_of=[0, 1], device=CPU, every=1
-        )
+        copies = copies_of(CopyFiles(tmp_path / f"host{rank}"), collectives, mail, [0, 1])
         took = [copies.take(step, lambda step=step: wanted(float(step), rank=rank, size=2)) for step in (1, 2)]
         gate.set()
         Rank(copies, rank, 2, mail).join()
@@ -225,9 +233,7 @@ def test_a_copy_that_failed_on_one_rank_does_not_hide_that_anothers_is_on_its_wa
             raise RuntimeError("the neighbour is gone")
 
         mail.exchange = fail  # type: ignore[method-assign]
-        copies = MemoryCopies(
-            CopyFiles(tmp_path / f"host{rank}"), collectives, mail, node_of=[0, 1], device=CPU, every=1
-        )
+        copies = copies_of(CopyFiles(tmp_path / f"host{rank}"), collectives, mail, [0, 1])
         took = [copies.take(1, lambda: wanted(1.0, rank=rank, size=2))]
         if rank == 0:
             copies.wait()
@@ -246,7 +252,7 @@ def test_a_copy_that_failed_on_one_rank_does_not_hide_that_anothers_is_on_its_wa
 
 def test_every_host_holds_what_all_ranks_hold_once_and_sends_each_state_once(tmp_path: Path) -> None:
     def body(rank: Rank) -> tuple[int, int]:
-        entries = [StateEntry("w", "param", (1 << 20,), 0, 1 << 20, torch.ones(1 << 20), True)]
+        entries = [entry_of("w", torch.ones(1 << 20), holders=all_of(4, rank.rank))]
         rank.copies.take(1, lambda: wanted(1.0, rank=rank.rank, size=4, entries=entries))
         rank.join()
         assert rank.mail is not None
@@ -262,7 +268,7 @@ def test_a_host_without_room_is_named_on_every_rank_before_anything_is_copied(tm
     def body(rank: Rank) -> str:
         huge = torch.empty(1, dtype=torch.uint8).expand(1)
         numel = 1 << (50 if rank.rank else 3)
-        entry = StateEntry("w", "param", (numel,), 0, numel, huge.as_strided((numel,), (0,)), False)
+        entry = StateEntry("w", "param", uncut((numel,)), 0, numel, huge.as_strided((numel,), (0,)), SOLE_HOLDER)
         with pytest.raises(CheckpointError) as caught:
             rank.copies.take(1, lambda: wanted(1.0, rank=rank.rank, size=2, entries=[entry]))
         return caught.value.render()
@@ -273,3 +279,31 @@ def test_a_host_without_room_is_named_on_every_rank_before_anything_is_copied(tm
     assert f"error: {said}" in second
     assert "hint: leave `checkpoint.memory_copy` out" in first
     assert not list(tmp_path.glob("host*/rank-*"))
+
+
+@pytest.mark.parametrize("node_of", [[0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 1], [0, 1, 2, 3], [0, 0, 0, 0]])
+@pytest.mark.parametrize("slices", [False, True])
+def test_every_host_has_what_its_ranks_need_where_weights_are_cut_over_another_axis(
+    tmp_path: Path, node_of: list[int], slices: bool
+) -> None:
+    grid = Grid(2, 2, slices=slices, whole_slices=not slices)
+    spec = MeshSpec((Axis("data", 2), Axis(TENSOR, 2)))
+
+    def run(collectives: LoopbackCollectives) -> None:
+        rank = collectives.rank
+        mail = LoopbackMail(office, rank) if office is not None else None
+        files = CopyFiles(tmp_path / f"host{node_of[rank]}")
+        copies = MemoryCopies(files, collectives, mail, spec=spec, node_of=node_of, device=CPU, every=1)
+        random = entry_of(str(rank), torch.full((5,), float(rank)), role="rng")
+        expected = [*entries_of_grid(grid, rank, WEIGHTS), random]
+        copies.take(1, lambda: wanted(1.0, rank=rank, size=4, entries=expected))
+        copies.wait()
+        found = copies.restore(newer_than=-1)
+        assert found is not None
+        entries = [empty_like(entry) for entry in expected]
+        read(found.index, found.folder, entries)
+        assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(entries, expected, strict=True))
+        copies.close()
+
+    office = PostOffice(4) if len(set(node_of)) > 1 else None
+    LoopbackWorld(4).run(run)

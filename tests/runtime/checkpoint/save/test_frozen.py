@@ -23,6 +23,7 @@ from dsrun.runtime.checkpoint.format.load import read
 from dsrun.runtime.checkpoint.save.saver import Saver
 from dsrun.runtime.protocols import StateEntry
 from support.crashes import Recorder
+from support.entries import entry_of
 from support.savers import nothing, value_of, wanted, with_savers
 
 SHAPE = (61, 37)
@@ -33,7 +34,7 @@ def base(value: float, *, rank: int, size: int) -> StateEntry:
     numel = SHAPE[0] * SHAPE[1]
     start, stop = numel * rank // size, numel * (rank + 1) // size
     values = ((torch.arange(start, stop) % 251).to(torch.float32) + value).to(torch.bfloat16)
-    return StateEntry("base", "param", SHAPE, start, stop, values, False)
+    return entry_of("base", values, shape=SHAPE, start=start)
 
 
 def save(
@@ -75,7 +76,7 @@ def frozen_value(target: Path, *, size: int) -> float:
     for rank in range(size):
         expected = base(0.0, rank=rank, size=size)
         values = torch.empty_like(expected.tensor)
-        read(index, target, [StateEntry("base", "param", SHAPE, expected.start, expected.stop, values, False)])
+        read(index, target, [entry_of("base", values, shape=SHAPE, start=expected.start)])
         value = float(values[0]) - float(expected.tensor[0])
         assert torch.equal(values, base(value, rank=rank, size=size).tensor)
         found.add(value)

@@ -15,7 +15,7 @@ from dsrun.checkpoint_files.index.value import BLOCK_BYTES, Index, StoredBox, St
 from dsrun.errors import CheckpointError
 from dsrun.runtime.checkpoint.format.load import read
 from dsrun.runtime.checkpoint.save.saver import Saver
-from dsrun.runtime.protocols import StateEntry
+from support.entries import entry_of
 from support.ranks import run_ranks
 from support.savers import nothing, wanted, with_savers
 from support.traces import peak_memory_of
@@ -41,18 +41,18 @@ def test_values_behind_4_gib_of_a_file_are_read_and_named_exactly(tmp_path: Path
     files = {path.name: StoredFile(blocks * BLOCK_BYTES, tuple(sums))}
     index = Index(1, {("w", "param"): StoredTensor((1000,), "F32", [box])}, {}, files)
     found = torch.zeros(1000)
-    read(index, tmp_path, [StateEntry("w", "param", (1000,), 0, 1000, found, False)])
+    read(index, tmp_path, [entry_of("w", found)])
     assert torch.equal(found, values)
     with path.open("r+b") as file:
         os.pwrite(file.fileno(), b"\1", first + 1)
     with pytest.raises(CheckpointError, match=rf"bytes {number * BLOCK_BYTES} to {(number + 1) * BLOCK_BYTES} are dam"):
-        read(index, tmp_path, [StateEntry("w", "param", (1000,), 0, 1000, found, False)])
+        read(index, tmp_path, [entry_of("w", found)])
 
 
 def _save_much(folder: str, asynchronous: bool) -> list[float]:
     """By how much the peak of this process and of its writer grew in a second save, in MiB."""
     state = torch.rand(STATE_MIB * _MIB // 4)
-    entry = StateEntry("w", "param", (state.numel(),), 0, state.numel(), state, False)
+    entry = entry_of("w", state)
 
     def body(saver: Saver, rank: int) -> list[float]:
         before = peak_memory_of(os.getpid())

@@ -27,7 +27,7 @@ from dsrun.runtime.checkpoint.format.load import read
 from dsrun.runtime.checkpoint.format.plan import coalesce, plan_file
 from dsrun.runtime.checkpoint.save.request import SaveRequest
 from dsrun.runtime.checkpoint.save.saver import Saver
-from dsrun.runtime.protocols import StateEntry
+from support.entries import all_of, entry_of
 from support.savers import nothing, value_of, wanted, with_savers
 
 
@@ -204,7 +204,7 @@ def test_a_writer_that_was_killed_while_it_had_nothing_to_do_fails_one_save_and_
     numel = 1 << 20  # more memory than before, which the writer would have to be given
 
     def larger() -> SaveRequest:
-        entry = StateEntry("w", "param", (numel,), 0, numel, torch.ones(numel), True)
+        entry = entry_of("w", torch.ones(numel), holders=all_of(1))
         return wanted(0.0, rank=0, size=1, entries=[entry])
 
     def body(saver: Saver, rank: int) -> None:
@@ -232,7 +232,7 @@ def test_nobody_waits_for_a_part_that_failed_in_a_way_that_nobody_foresaw(tmp_pa
             saver._beside._copy_rest = broken  # type: ignore[method-assign]
         elif rank == 1:
             values = torch.zeros(4, device="meta")  # whose bytes cannot be had
-            changes["entries"] = [StateEntry("b", "buffer", (4,), 0, 4, values, False)]
+            changes["entries"] = [entry_of("b", values, role="buffer")]
         try:
             save(saver, tmp_path, "t", 1.0, rank, 2, **changes)
             saver.finish(nothing)
@@ -311,17 +311,14 @@ def _wait(event: threading.Event) -> None:
 
 def test_ten_thousand_parameters_with_long_names_are_a_few_copies(tmp_path: Path) -> None:
     flat = torch.arange(20_000, dtype=torch.float32)
-    entries = [
-        StateEntry(f"layers.{number}.{'x' * 200}", "param", (2,), 0, 2, flat[2 * number : 2 * number + 2], False)
-        for number in range(10_000)
-    ]
+    entries = [entry_of(f"layers.{number}.{'x' * 200}", flat[2 * number : 2 * number + 2]) for number in range(10_000)]
 
     def body(saver: Saver, rank: int) -> None:
         save(saver, tmp_path, "t", 1.0, rank, 1, entries=entries, aliases={})
         saver.finish(nothing)
 
     with_savers(1, body)
-    assert len(coalesce(plan_file(entries, rank=0, size=1), entries)) == 1
+    assert len(coalesce(plan_file(entries), entries)) == 1
     expected = flat.clone()
     flat.zero_()
     read(read_index(tmp_path / "t"), tmp_path / "t", entries)

@@ -10,16 +10,17 @@ from torch import Tensor
 from dsrun.runtime.checkpoint.format.plan import plan_file
 from dsrun.runtime.checkpoint.staging.sources import Segment, in_memory, in_order_of_updates, sources_of
 from dsrun.runtime.protocols import FileStretch, StateEntry
+from support.entries import entry_of
 
 
 def entry(name: str, values: Tensor) -> StateEntry:
-    return StateEntry(name, "param", tuple(values.shape), 0, values.numel(), values, False)
+    return entry_of(name, values)
 
 
 def test_state_in_memory_is_the_file_and_neighbours_of_one_unit_are_one_copy() -> None:
     flat = torch.arange(40.0)
     entries = [entry(f"p{n}", flat[10 * n : 10 * n + 10]) for n in range(4)]
-    plan = plan_file(entries, rank=0, size=1)
+    plan = plan_file(entries)
     sources = sources_of(plan, entries, [0, 0, 1, None], later=True, on_drive=in_memory)
     assert sources.segments == ()
     assert sources.image_bytes == plan.nbytes
@@ -39,7 +40,7 @@ def test_state_in_memory_is_the_file_and_neighbours_of_one_unit_are_one_copy() -
 def test_what_lies_on_a_drive_is_not_staged_whenever_copies_are_made() -> None:
     tensors = [torch.arange(8.0), torch.arange(4.0), torch.arange(6.0)]
     entries = [entry(name, values) for name, values in zip("abc", tensors, strict=True)]
-    plan = plan_file(entries, rank=0, size=1)
+    plan = plan_file(entries)
 
     def on_drive(values: Tensor) -> Sequence[FileStretch] | None:
         if values.data_ptr() != tensors[1].data_ptr():

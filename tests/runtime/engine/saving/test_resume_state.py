@@ -19,6 +19,7 @@ from dsrun.runtime.engine.saving.resume_state import (
     saved_random,
 )
 from dsrun.runtime.generators import host_kept, seed_host
+from dsrun.runtime.protocols import SOLE_HOLDER
 
 CPU = torch.device("cpu")
 
@@ -31,7 +32,7 @@ def stored(ranks: int) -> dict[str, Tensor]:
             seed_host(rank)
             moment = present_moment(CPU, RngTracker(), None, micro_steps=0)
             [entry] = random_entries(moment.random, rank)
-            assert (entry.role, entry.shape, entry.replicated) == ("rng", (entry.stop,), False)
+            assert (entry.role, entry.shape, entry.holders) == ("rng", (entry.stop,), SOLE_HOLDER)
             found[entry.name] = entry.tensor
     return found
 

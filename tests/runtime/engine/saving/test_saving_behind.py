@@ -20,6 +20,7 @@ from dsrun.errors import CheckpointError
 from dsrun.runtime.checkpoint.format.load import read
 from dsrun.runtime.engine.saving.persist import _state
 from dsrun.runtime.protocols import StateEntry
+from support.entries import empty_like
 from support.inside_engine import components_of, deferred_update_of, saver_of
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks
@@ -61,9 +62,7 @@ def saved(target: Path, entries: list[StateEntry]) -> list[Tensor]:
     """The same pieces as a checkpoint has them, whose every byte is checked."""
     index = read_index(target)
     assert list(verify(target, index)) == []
-    fresh = [
-        StateEntry(e.name, e.role, e.shape, e.start, e.stop, torch.zeros_like(e.tensor), e.replicated) for e in entries
-    ]
+    fresh = [empty_like(entry) for entry in entries]
     read(index, target, fresh)
     return [entry.tensor for entry in fresh]
 
