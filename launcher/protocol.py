@@ -17,7 +17,7 @@ from dsrun.contract.error_file import WorkerError
 from dsrun.errors import DsrunError
 
 #: Changes whenever an older peer would misread a message.
-VERSION = 8
+VERSION = 9
 #: A longer frame is no message of ours: a peer that sends one is not trusted with more memory.
 MAX_FRAME_BYTES = 16 << 20
 
@@ -160,6 +160,9 @@ class RankStatus:
         rss_bytes: memory it has resident.
         starting: stage of the rank's start: `interpreter` or `torch` while it starts or imports torch, empty once its
             program runs.
+        longest_wait: the collective that it has waited in longest in its last steps; empty where it does not say.
+        longest_wait_s: seconds a step that it has waited there.
+        step_s: seconds that such a step took.
     """
 
     rank: int
@@ -172,6 +175,9 @@ class RankStatus:
     cpu_percent: float
     rss_bytes: int
     starting: Starting = ""
+    longest_wait: str = ""
+    longest_wait_s: float = 0.0
+    step_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,9 @@ class LiveRank:
         waited_s: seconds it has waited in collectives.
         cpu_percent: CPU use of the rank, in percent of one core.
         rss_bytes: memory it has resident.
+        longest_wait: the collective that it has waited in longest in its last steps.
+        longest_wait_s: seconds a step that it has waited there.
+        step_s: seconds that such a step took.
     """
 
     rank: int
@@ -51,6 +54,9 @@ class LiveRank:
     waited_s: float
     cpu_percent: float
     rss_bytes: int
+    longest_wait: str = ""
+    longest_wait_s: float = 0.0
+    step_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +115,9 @@ class LiveStatus:
                 waited_s=pulse.waited_s,
                 cpu_percent=pulse.cpu_percent,
                 rss_bytes=pulse.rss_bytes,
+                longest_wait=pulse.longest_wait,
+                longest_wait_s=pulse.longest_wait_s,
+                step_s=pulse.step_s,
             )
         self._is_stale = True
 

@@ -73,6 +73,9 @@ class StatusTaking:
             cpu_percent=round(cpu_percent, 1),
             rss_bytes=rss_bytes,
             starting=self._starting(rank.local_rank),
+            longest_wait="" if beat is None else beat.longest_wait,
+            longest_wait_s=0.0 if beat is None else round(beat.longest_wait_s, 6),
+            step_s=0.0 if beat is None else round(beat.step_s, 6),
         )
 
     def _starting(self, local_rank: int) -> Starting:

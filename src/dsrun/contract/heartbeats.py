@@ -7,8 +7,9 @@ bytes of a slot; does not judge who hangs.
 entry, whose path is in DSRUN_HEARTBEAT, so it leaves nothing behind however the job ends. A slot is written by its
 rank alone and holds two beats: the newest, where the count of beats is even or odd as its place is, and the one that is
 being written. A rank that is stopped in the middle of a beat leaves the newest whole; a reader reads again only if the
-rank has beaten while it read. The last bytes of a slot say how far the rank's start is, which is no beat: a rank that
-says nothing else is judged as one that never has beaten.
+rank has beaten while it read. Behind the two beats stands what each of them says of the longest wait: ranks of an older
+dsrun leave it empty, and an agent of an older one does not look there. The last bytes of a slot say how far the rank's
+start is, which is no beat: a rank that says nothing else is judged as one that never has beaten.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dsrun.contract.environment import HEARTBEAT_ENV
 from dsrun.files.private import make_private_memory
@@ -30,6 +32,8 @@ SLOT_BYTES = 512
 _COUNT = struct.Struct("@Q")
 # step, time, waited seconds, collectives entered, phase, collective.
 _BEAT = struct.Struct("<qddQ48s112s")
+# seconds a step of the longest wait, seconds a step, the collective that was waited in.
+_LONGEST = struct.Struct("<ff48s")
 _NO_STEP = -1
 #: Where in a slot its `StartState` stands.
 _START_PLACE = SLOT_BYTES - _COUNT.size
@@ -58,6 +62,9 @@ class Beat:
         collectives: collectives it has entered so far.
         phase: current work of the rank: `forward`, `save checkpoint`, or the script's own word.
         collective: the one it is waiting in, like `all_gather of unit 12`; empty while it is in none.
+        longest_wait: the one it has waited in longest in its last steps; empty where it has in none, or does not say.
+        longest_wait_s: seconds a step that it has waited there.
+        step_s: seconds that such a step took, all together.
     """
 
     beats: int
@@ -67,6 +74,9 @@ class Beat:
     collectives: int
     phase: str
     collective: str
+    longest_wait: str = ""
+    longest_wait_s: float = 0.0
+    step_s: float = 0.0
 
 
 class HeartbeatTable:
@@ -90,13 +100,14 @@ class HeartbeatTable:
         """Returns what the rank said last; None if it never has."""
         memory, offset = self._memory, slot * SLOT_BYTES
         (beats,) = _COUNT.unpack_from(memory, offset)
-        values = _BEAT.unpack_from(memory, offset + _place(beats))
+        values, longest = self._read_beat(offset, beats)
         while (newest := _COUNT.unpack_from(memory, offset)[0]) != beats:
             beats = newest
-            values = _BEAT.unpack_from(memory, offset + _place(beats))
+            values, longest = self._read_beat(offset, beats)
         if beats == 0:
             return None
         step, time_s, waited_s, collectives, phase, collective = values
+        longest_wait_s, step_s, longest_wait = longest
         return Beat(
             beats=beats,
             step=None if step == _NO_STEP else step,
@@ -105,6 +116,15 @@ class HeartbeatTable:
             collectives=collectives,
             phase=_text(phase),
             collective=_text(collective),
+            longest_wait=_text(longest_wait),
+            longest_wait_s=longest_wait_s,
+            step_s=step_s,
+        )
+
+    def _read_beat(self, offset: int, beats: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return (
+            _BEAT.unpack_from(self._memory, offset + _place(beats)),
+            _LONGEST.unpack_from(self._memory, offset + _longest_place(beats)),
         )
 
     def read_start(self, slot: int) -> StartState:
@@ -141,6 +161,7 @@ class HeartbeatWriter:
         self._collectives = 0
         self._phase = b""
         self._collective = b""
+        self._longest = bytes(_LONGEST.size)
 
     def beat(self, step: int | None = None, phase: str | None = None) -> None:
         """Says that this rank goes on.
@@ -172,6 +193,16 @@ class HeartbeatWriter:
         self._collective = b""
         self._write()
 
+    def tell_longest_wait(self, collective: str, waited_s: float, step_s: float) -> None:
+        """Says in which collective this rank has waited longest of late; the next beat tells it.
+
+        Args:
+            collective: name of the collective, of which at most 48 bytes are kept; empty where it has waited in none.
+            waited_s: seconds a step that it has waited there.
+            step_s: seconds that a step took.
+        """
+        self._longest = _LONGEST.pack(waited_s, step_s, _bytes(collective, 48))
+
     def _write(self) -> None:
         self._beats += 1
         memory, offset = self._memory, self._offset
@@ -179,6 +210,8 @@ class HeartbeatWriter:
         memory[beat : beat + _BEAT.size] = _BEAT.pack(
             self._step, time.monotonic(), self._waited_s, self._collectives, self._phase, self._collective
         )
+        longest = offset + _longest_place(self._beats)
+        memory[longest : longest + _LONGEST.size] = self._longest
         # The count last, and by assignment: `pack_into` would show a reader zeros for a moment.
         memory[offset : offset + _COUNT.size] = _COUNT.pack(self._beats)
 
@@ -224,6 +257,11 @@ def heartbeat(step: int | None = None, phase: str | None = None) -> None:
 def _place(beats: int) -> int:
     """Returns where in its slot beat number `beats` lies, in bytes."""
     return _COUNT.size + beats % 2 * _BEAT.size
+
+
+def _longest_place(beats: int) -> int:
+    """Returns where in its slot the longest wait that beat number `beats` tells lies, in bytes."""
+    return _COUNT.size + 2 * _BEAT.size + beats % 2 * _LONGEST.size
 
 
 def _map(path: str) -> mmap.mmap:

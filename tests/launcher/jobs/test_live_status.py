@@ -23,6 +23,9 @@ def pulse(rank: int, step: int | None = None) -> RankStatus:
         collective="all_gather of unit 3",
         cpu_percent=50.0,
         rss_bytes=1 << 30,
+        longest_wait="reduce_scatter of unit 3",
+        longest_wait_s=0.1,
+        step_s=0.5,
     )
 
 
@@ -52,6 +55,9 @@ def test_every_field_comes_back(tmp_path: Path) -> None:
         waited_s=2.0,
         cpu_percent=50.0,
         rss_bytes=1 << 30,
+        longest_wait="reduce_scatter of unit 3",
+        longest_wait_s=0.1,
+        step_s=0.5,
     )
     assert JobPaths(tmp_path).live.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["live.json"]

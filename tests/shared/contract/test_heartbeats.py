@@ -16,6 +16,7 @@ from dsrun.contract.heartbeats import (
     SLOT_BYTES,
     HeartbeatTable,
     HeartbeatWriter,
+    StartState,
     heartbeat,
     process_writer,
     writer_from_env,
@@ -70,6 +71,41 @@ def test_a_collective_is_named_while_it_is_waited_for_and_its_seconds_add_up(tab
     after = table.read(2)
     assert after is not None
     assert (after.collective, after.collectives, after.waited_s, after.beats) == ("", 2, 0.75, 4)
+
+
+def test_the_longest_wait_is_told_with_the_next_beat_and_stays(table: HeartbeatTable) -> None:
+    writer = HeartbeatWriter(table.path, 1)
+    writer.beat(step=1)
+    writer.tell_longest_wait("reduce_scatter of unit 3", 0.25, 0.5)
+    before = table.read(1)
+    assert before is not None
+    assert (before.longest_wait, before.longest_wait_s, before.step_s) == ("", 0.0, 0.0)
+    for step in (2, 3):
+        writer.beat(step=step)
+        beat = table.read(1)
+        assert beat is not None
+        assert (beat.step, beat.longest_wait, beat.longest_wait_s) == (step, "reduce_scatter of unit 3", 0.25)
+        assert beat.step_s == 0.5
+    writer.tell_longest_wait("l" * 100, 1.0, 2.0)
+    writer.beat()
+    writer.tell_start(StartState.RUNS)
+    last = table.read(1)
+    assert last is not None
+    assert (last.longest_wait, last.longest_wait_s, last.step_s) == ("l" * 48, 1.0, 2.0)
+    assert table.read_start(1) is StartState.RUNS
+    assert table.read(2) is None
+
+
+def test_what_an_older_dsrun_beats_is_read_without_a_longest_wait(table: HeartbeatTable) -> None:
+    writer = HeartbeatWriter(table.path, 0)
+    writer.beat(step=7, phase="forward")
+    with mmap.mmap(table.descriptor, 0) as memory:
+        # Two beats of 192 bytes behind the count: where ranks and agents of a version without it look.
+        assert memory[8 + 192 : 8 + 192 + 8] == (7).to_bytes(8, "little")
+        memory[8 + 2 * 192 : SLOT_BYTES - 8] = bytes(SLOT_BYTES - 16 - 2 * 192)
+    beat = table.read(0)
+    assert beat is not None
+    assert (beat.step, beat.phase, beat.longest_wait) == (7, "forward", "")
 
 
 def test_long_words_are_cut_and_stay_readable(table: HeartbeatTable) -> None:

@@ -61,6 +61,7 @@ def test_a_rank_that_has_ended_is_left_out(table: HeartbeatTable) -> None:
 def test_a_rank_is_heard_through_the_slot_of_its_place_on_the_host(table: HeartbeatTable) -> None:
     writer = HeartbeatWriter(f"/proc/{os.getpid()}/fd/{table.descriptor}", 1)
     writer.beat(step=4, phase="forward")
+    writer.tell_longest_wait("reduce_scatter of unit 3", 0.25, 0.5)
     writer.enter("all_gather of unit 12")
     beat = table.read(1)
     assert beat is not None
@@ -70,6 +71,8 @@ def test_a_rank_is_heard_through_the_slot_of_its_place_on_the_host(table: Heartb
     assert (silent.beats, silent.step, silent.idle_s, silent.phase, silent.collective) == (0, None, None, "", "")
     assert (heard.beats, heard.step, heard.idle_s) == (2, 4, 2.0)
     assert (heard.phase, heard.collective) == ("forward", "all_gather of unit 12")
+    assert (silent.longest_wait, silent.longest_wait_s, silent.step_s) == ("", 0.0, 0.0)
+    assert (heard.longest_wait, heard.longest_wait_s, heard.step_s) == ("reduce_scatter of unit 3", 0.25, 0.5)
 
 
 @pytest.mark.parametrize(
