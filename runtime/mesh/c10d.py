@@ -34,7 +34,17 @@ from torch import Tensor
 from dsrun.errors import DsrunError
 
 from ..compat import all_gather_single, backends_of, reduce_scatter_single, store_of
-from .collectives import CountedAllToAll, NoObserver, PartNumels, Pending, Traffic, WaitObserver, own_slice, wait_name
+from .collectives import (
+    CountedAllToAll,
+    NoObserver,
+    PartNumels,
+    Pending,
+    Traffic,
+    WaitKind,
+    WaitObserver,
+    own_slice,
+    wait_name,
+)
 from .last_positions import Whereabouts
 from .step_position import Where
 
@@ -100,14 +110,14 @@ class _Works:
         works, self._works = self._works, []
         if not works:
             return
-        self._observer.enter(self._name)
+        self._observer.enter(self._name, WaitKind.THREAD if self._blocks_host else WaitKind.STREAM)
         started_s = time.perf_counter()
         try:
             for work in works:
                 work.wait()
         except (dist.DistError, RuntimeError) as error:
             raise self._failed(self._name, error) from error
-        self._observer.leave(time.perf_counter() - started_s if self._blocks_host else 0.0)
+        self._observer.leave(time.perf_counter() - started_s)
         self._ended()
 
 
@@ -293,7 +303,9 @@ class C10dCollectives(CountedAllToAll):
     def _observe_read(self, label: str) -> Generator[None]:
         last_begun = list(self._last_begun)
         ahead = [begun if begun is not None and begun.waited else None for begun in last_begun]
-        self._observer.enter(_read_name(label, [begun.name for begun in last_begun if begun is not None]))
+        self._observer.enter(
+            _read_name(label, [begun.name for begun in last_begun if begun is not None]), WaitKind.READ
+        )
         started_s = time.perf_counter()
         yield
         self._observer.leave(time.perf_counter() - started_s)

@@ -5,9 +5,10 @@ make the same calls in the same order. Calls and bytes are counted, so tests can
 
 [Note: named waits] A rank that blocks in a collective says so, by what it moves (`all_gather of unit 12`): when others
 never come, that is the answer to where it hangs. A collective that is only under way is no wait; it becomes one in
-`wait`. On CUDA, `wait` blocks the stream and not the host: no seconds are counted there, and the host stands still
-where it reads a result next. So who reads one does it inside `reading`, which says what is read, counts the seconds,
-and names the collectives that were begun last: one of them is what the others have not joined.
+`wait`. On CUDA, `wait` blocks the stream and not the host, and the host stands still where it reads a result next. So
+who reads one does it inside `reading`, which says what is read and names the collectives that were begun last: one of
+them is what the others have not joined. The seconds of such a read are the device's own work as well as waiting, so
+they count as none; those for which the stream stood still in each `wait` do. See [Note: seconds of a wait].
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
 import torch
@@ -31,10 +33,21 @@ class Pending(Protocol):
         ...
 
 
-class WaitObserver(Protocol):
-    """Who hears of waits, see [Note: named waits]; `HeartbeatWriter` is one."""
+class WaitKind(Enum):
+    """What a wait stops."""
 
-    def enter(self, collective: str) -> None:
+    #: The thread, until the other ranks have come.
+    THREAD = "thread"
+    #: The current stream of the device; the thread goes on at once.
+    STREAM = "stream"
+    #: The thread, until the device has done its work, in which it may wait for other ranks.
+    READ = "read"
+
+
+class WaitObserver(Protocol):
+    """Who hears of waits, see [Note: named waits]; `WaitTimes` is one. One wait at a time, all from one thread."""
+
+    def enter(self, collective: str, kind: WaitKind) -> None:
         """This rank begins to wait in `collective`."""
         ...
 
@@ -46,7 +59,7 @@ class WaitObserver(Protocol):
 class NoObserver:
     """An observer that nobody listens to."""
 
-    def enter(self, collective: str) -> None:
+    def enter(self, collective: str, kind: WaitKind) -> None:
         """See `WaitObserver`."""
 
     def leave(self, waited_s: float) -> None:

@@ -25,6 +25,7 @@ from .collectives import (
     PartNumels,
     Pending,
     Traffic,
+    WaitKind,
     WaitObserver,
     own_slice,
     wait_name,
@@ -100,7 +101,7 @@ class LoopbackWorld:
             ModelError: another rank is in another collective, or in one of another step; on every rank.
         """
         started_s = time.perf_counter()
-        self.observers[rank].enter(name)
+        self.observers[rank].enter(name, WaitKind.THREAD)
         self._posted[rank] = tensor
         self._names[rank] = name
         self._barrier.wait()

@@ -21,6 +21,7 @@ process, would wait in one rank's hook for what another rank's hook is to start.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ import torch
 from torch import Tensor
 
 from dsrun.errors import ModelError
-from dsrun.runtime.mesh.collectives import PartNumels, Pending, own_slice, wait_name
+from dsrun.runtime.mesh.collectives import PartNumels, Pending, WaitKind, WaitObserver, own_slice, wait_name
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.mesh.sums import reduce_in_order
 
@@ -79,10 +80,19 @@ class LateWorld(LoopbackWorld):
         device: device on which the ranks compute.
         timeout_s: a rank that waits longer for the others raises `threading.BrokenBarrierError`.
         cycles: cycles of the GPU's clock that each collective sleeps.
+        observers: one a rank, who hear of its waits.
     """
 
-    def __init__(self, size: int, *, device: torch.device = CPU, timeout_s: float = 30.0, cycles: int = CYCLES) -> None:
-        super().__init__(size, timeout_s=timeout_s)
+    def __init__(
+        self,
+        size: int,
+        *,
+        device: torch.device = CPU,
+        timeout_s: float = 30.0,
+        cycles: int = CYCLES,
+        observers: Sequence[WaitObserver] | None = None,
+    ) -> None:
+        super().__init__(size, timeout_s=timeout_s, observers=observers)
         self.device = device
         self.cycles = cycles
         self._timeout_s = timeout_s
@@ -218,6 +228,18 @@ class LateCollectives(LoopbackCollectives):
         name = wait_name("all_to_all", label)
         return self._start(name, reads=input_N, writes=[output_M], finish=finish, numels=parts.send)
 
+    @contextmanager
+    def reading(self, label: str) -> Generator[None]:
+        """See `Collectives`."""
+        if self._beside is None:
+            yield
+            return
+        observer = self._late.observers[self.rank]
+        observer.enter(f"results of {label}", WaitKind.READ)
+        begun_s = time.perf_counter()
+        yield
+        observer.leave(time.perf_counter() - begun_s)
+
     def _start(
         self,
         name: str,
@@ -279,6 +301,13 @@ class _Late:
 
     def wait(self) -> None:
         """See `Pending`."""
+        observer = self._world.observers[self._rank]
+        observer.enter(self._name, WaitKind.THREAD if self._beside is None else WaitKind.STREAM)
+        begun_s = time.perf_counter()
+        self._wait()
+        observer.leave(time.perf_counter() - begun_s)
+
+    def _wait(self) -> None:
         finish, self._finish = self._finish, None
         if finish is not None:
             posts = self._world.meet(self._rank, self._number)

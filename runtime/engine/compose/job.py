@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dsrun.contract.environment import RankInfo
 from dsrun.contract.heartbeats import HeartbeatWriter
 
+from ...mesh.wait_times import WaitTimes
 from .arguments import check_parallelism
 from .distributed import join_job
 from .request import Request
@@ -22,11 +23,13 @@ class Job:
         info: Rank, local rank and sizes.
         heartbeat: Writer of what this rank does, for the launcher that watches it.
         say: Function that prints a line once for the whole job: on the first rank.
+        waits: Seconds that this rank has waited for others; it tells the heartbeat of each wait.
     """
 
     info: RankInfo
     heartbeat: HeartbeatWriter
     say: Callable[[str], None]
+    waits: WaitTimes
 
 
 def join(request: Request) -> Job:
@@ -37,4 +40,4 @@ def join(request: Request) -> Job:
     """
     info = join_job(dist_init_required=request.dist_init_required)
     check_parallelism(request.mpu, request.mesh_param, world_size=info.world_size)
-    return Job(info, request.heartbeat, say_once(info))
+    return Job(info, request.heartbeat, say_once(info), WaitTimes(request.heartbeat))

@@ -26,7 +26,7 @@ def mesh_of(request: Request, settings: Config, job: Job) -> ProcessGroupMesh:
     if updates:
         check_trainable(request.model)
     device = choose_device(present_backend(), job.info)
-    mesh = make_mesh(axes_of(settings, job.info.world_size), job.info, device=device, observer=job.heartbeat)
+    mesh = make_mesh(axes_of(settings, job.info.world_size), job.info, device=device, observer=job.waits)
     check_same_everywhere(request.model, settings, request.assignment, request.training_data, mesh, updates=updates)
     if updates:
         separate_reductions(mesh)

@@ -28,7 +28,7 @@ from dsrun.errors import ModelError
 
 from ...compat import all_gather_single
 from ..c10d import C10dCollectives
-from ..collectives import Done, PartNumels, Pending, WaitObserver, own_slice, wait_name
+from ..collectives import Done, PartNumels, Pending, WaitKind, WaitObserver, own_slice, wait_name
 from ..step_position import Where
 from ..sums import cut_pieces, cut_spans, reduce_in_order
 from .arenas import SharedArenas
@@ -226,7 +226,7 @@ class SharedMemoryCollectives(C10dCollectives):
             return
         self._moved = None
         if not self._turnstile.have_come():
-            self._observer.enter(moved.name)
+            self._observer.enter(moved.name, WaitKind.THREAD)
             started_s = time.perf_counter()
             self._turnstile.wait_for_all()
             self._observer.leave(time.perf_counter() - started_s)
@@ -344,7 +344,7 @@ class SharedMemoryCollectives(C10dCollectives):
         if self._moved is not None:
             self.settle(self._moved)
         name = wait_name(collective, label)
-        self._observer.enter(name)
+        self._observer.enter(name, WaitKind.THREAD)
         started_s = time.perf_counter()
         place, offset = self._arenas.locate(buffer)
         nbytes = buffer.numel() * buffer.element_size()

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..c10d import C10dCollectives
-from ..collectives import Pending, WaitObserver, own_slice, wait_name
+from ..collectives import Pending, WaitKind, WaitObserver, own_slice, wait_name
 from ..step_position import Where
 from ..sums import cut_pieces, cut_spans, reduce_in_order
 from .collectives import SharedMemoryCollectives, Span
@@ -183,7 +183,7 @@ class HierarchicalCollectives(C10dCollectives):
         finish = begin(name)
 
         def observed() -> None:
-            self._observer.enter(name)
+            self._observer.enter(name, WaitKind.THREAD)
             started_s = time.perf_counter()
             finish()
             self._observer.leave(time.perf_counter() - started_s)

@@ -18,6 +18,7 @@ from dsrun.runtime.mesh.c10d import C10dCollectives
 from dsrun.runtime.mesh.collectives import Collectives, Pending
 from dsrun.runtime.mesh.join.groups import RankInfo, join
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
+from dsrun.runtime.mesh.wait_times import WaitTimes
 from dsrun.runtime.optim.sharded import ShardOptimizer
 from dsrun.runtime.precision.policy import FP32
 from dsrun.runtime.zero.access.pieces import Pieces
@@ -174,13 +175,30 @@ class AtRead(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class Instant:
+    """A point of a stream; a quarter of a second lies between any two."""
+
+    def record(self) -> None:
+        """See `TimingEvent`."""
+
+    def query(self) -> bool:
+        """See `TimingEvent`."""
+        return True
+
+    def elapsed_time(self, end_event: object) -> float:
+        """See `TimingEvent`."""
+        del end_event
+        return 250.0
+
+
 def test_an_agent_sees_what_a_rank_waits_for_where_waits_do_not_block_the_host() -> None:
     join(RankInfo(), backend="gloo", device=torch.device("cpu"), timeout_s=5)
     group = dist.group.WORLD
     assert isinstance(group, dist.ProcessGroup)
     table = HeartbeatTable(1)
     heartbeat = HeartbeatWriter(table.path)
-    parts = parts_of(C10dCollectives(group, heartbeat, blocks_host=False), 1)
+    waits = WaitTimes(heartbeat, make_event=Instant, is_capturing=lambda: False)
+    parts = parts_of(C10dCollectives(group, waits, blocks_host=False), 1)
     heartbeat.beat(step=4, phase="step")
     with AtRead(table) as reads:
         take_step(parts, at="", shared_2=told_by(0), clipping=1.0, skip_non_finite=True)
@@ -192,4 +210,6 @@ def test_an_agent_sees_what_a_rank_waits_for_where_waits_do_not_block_the_host()
     assert (during.step, during.phase, after.step, after.phase) == (4, "step", 4, "step")
     assert during.collective.startswith("results of gradient norm and mean loss, last begun all_reduce of gradient")
     assert after.collective == ""
-    assert after.waited_s > during.waited_s
+    # A device's time between two points of its stream was waited for others, and the host's in the read was not.
+    assert (during.waited_s, after.waited_s) == (0, pytest.approx(0.25 * len(waits.snapshot())))
+    assert "all_reduce of gradient norm and mean loss" in waits.snapshot()

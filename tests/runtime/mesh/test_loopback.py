@@ -9,6 +9,7 @@ import torch
 
 from dsrun.contract.heartbeats import HeartbeatTable, HeartbeatWriter
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
+from dsrun.runtime.mesh.wait_times import WaitTimes
 
 
 def test_results_come_in_rank_order() -> None:
@@ -36,7 +37,7 @@ def test_a_rank_that_stays_away_ends_the_others_wait() -> None:
 
 def test_a_wait_is_named_by_the_collective_and_what_it_moves() -> None:
     table = HeartbeatTable(2)
-    world = LoopbackWorld(2, observers=[HeartbeatWriter(table.path, rank) for rank in range(2)])
+    world = LoopbackWorld(2, observers=[WaitTimes(HeartbeatWriter(table.path, rank)) for rank in range(2)])
 
     def body(collectives: LoopbackCollectives) -> str:
         if collectives.rank == 1:

@@ -17,12 +17,14 @@ from torch import Tensor
 
 from dsrun.config.axes import divide
 from dsrun.contract.environment import RankInfo
+from dsrun.contract.heartbeats import HeartbeatWriter
 from dsrun.runtime.compat import backends_of
 from dsrun.runtime.mesh.agree.same import attempt, check_agreement, largest
 from dsrun.runtime.mesh.c10d import C10dCollectives
-from dsrun.runtime.mesh.collectives import own_slice
+from dsrun.runtime.mesh.collectives import WaitKind, WaitObserver, own_slice
 from dsrun.runtime.mesh.join.backends import Backend
 from dsrun.runtime.mesh.join.groups import ProcessGroupMesh, join, leave, make_mesh, separate_reductions
+from dsrun.runtime.mesh.wait_times import WaitTimes
 
 NUMEL = 1024
 FLOATS = [torch.bfloat16, torch.float16, torch.float32]
@@ -40,7 +42,7 @@ class Heard:
         self.words: list[str] = []
         self.waited_s = 0.0
 
-    def enter(self, collective: str) -> None:
+    def enter(self, collective: str, kind: WaitKind) -> None:
         self.words.append(collective)
 
     def leave(self, waited_s: float) -> None:
@@ -73,7 +75,7 @@ def alone(request: pytest.FixtureRequest, world: None) -> Iterator[None]:
         leave_world()
 
 
-def axis_on(device: torch.device, heard: Heard | None = None) -> C10dCollectives:
+def axis_on(device: torch.device, heard: WaitObserver | None = None) -> C10dCollectives:
     """The axis of a world of one, with a group for reductions."""
     backend = backend_for(device)
     if backend not in _REDUCTIONS:
@@ -232,20 +234,24 @@ def test_a_barrier_stops_the_host_until_the_device_has_come() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.gpu_seconds(0.6)
-def test_a_read_counts_the_seconds_that_the_host_waits_and_a_wait_none() -> None:
+def test_the_devices_own_work_is_no_wait_for_others_though_the_host_stands_still_for_it() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    heard = Heard()
-    axis = axis_on(device, heard)
+    waits = WaitTimes(HeartbeatWriter(None))
+    axis = axis_on(device, waits)
     buffer = values(torch.float64, device)
     axis.all_reduce(buffer, label="gradient norm").wait()
-    buffer[0].item()
-    heard.waited_s = 0.0
+    with axis.reading("gradient norm"):
+        buffer[0].item()
+    before = waits.snapshot()
     begun = time.perf_counter()
     torch.cuda._sleep(500_000_000)  # pyright: ignore
     axis.all_reduce(buffer, label="gradient norm").wait()
-    assert heard.waited_s == 0
     with axis.reading("gradient norm"):
         buffer[0].item()
-    assert heard.words[-1] == "results of gradient norm, last begun all_reduce of gradient norm"
     # Less than 0.1 s would be a device of 5 GHz.
-    assert 0.1 < heard.waited_s <= time.perf_counter() - begun
+    assert time.perf_counter() - begun > 0.1
+    # Alone in its group a rank waits for nobody.
+    waited = waits.snapshot()["all_reduce of gradient norm"]
+    assert waited.calls == before["all_reduce of gradient norm"].calls + 1
+    assert waited.seconds - before["all_reduce of gradient norm"].seconds < 0.05
+    assert waits.unread == 0

@@ -15,6 +15,7 @@ from torch import Tensor
 from dsrun.config.axes import divide
 from dsrun.contract.environment import RankInfo
 from dsrun.errors import DsrunError, ModelError
+from dsrun.runtime.mesh.collectives import WaitKind
 from dsrun.runtime.mesh.host_memory.collectives import SharedMemoryCollectives
 from dsrun.runtime.mesh.join.groups import join, make_mesh
 from support.ranks import run_ranks
@@ -182,7 +183,7 @@ def _wait_observed() -> list[Any]:
     seen: list[Any] = []
 
     class Observer:
-        def enter(self, collective: str) -> None:
+        def enter(self, collective: str, kind: WaitKind) -> None:
             seen.append(collective)
 
         def leave(self, waited_s: float) -> None:

@@ -1,0 +1,211 @@
+"""How long a rank has waited for others, by collective and data: the one clock of waits, for all of a rank's axes.
+
+Counts, and tells the heartbeat. Does not compare ranks (`observe/wait_report.py`) and judges nobody (the launcher).
+
+[Note: seconds of a wait] Where `wait` blocks the thread, its seconds are the wait. On CUDA it blocks the current
+stream: an event is recorded on it before `wait` and one behind, and what lies between them is how long the stream stood
+still for that collective, next to nothing if it had ended before. Nobody waits for the events. They are read where the
+host has just read from the device anyway (`reading`), as far as they have ended by then; the rest is read the next
+time. The seconds of that read itself are the device's own work, and no wait for others: a rank's own time is the time
+on the wall less the seconds counted here. Nothing is recorded while the stream is captured into a CUDA graph, so waits
+inside of a graph are not seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from .collectives import WaitKind
+
+#: Waits of a stream that may be unread: more than a step of some hundred units has. Further ones are not timed.
+MOST_UNREAD = 4096
+#: Between two words to the heartbeat on what this rank waits in longest: some steps, or one that takes longer.
+_TELL_S = 2.0
+
+
+class Heartbeat(Protocol):
+    """Who is told of waits as they come; `HeartbeatWriter` is one."""
+
+    def enter(self, collective: str) -> None:
+        """This rank waits in a collective from now on."""
+        ...
+
+    def leave(self, waited_s: float) -> None:
+        """The wait is over; so many seconds more have been waited for others."""
+        ...
+
+    def tell_longest_wait(self, collective: str, waited_s: float, step_s: float) -> None:
+        """Of late this rank has waited longest in `collective`; seconds a step, of so many that a step takes."""
+        ...
+
+
+class TimingEvent(Protocol):
+    """A point of a stream that knows its time; a `torch.cuda.Event` is one."""
+
+    def record(self) -> None:
+        """Marks the point that the current stream has come to."""
+        ...
+
+    def query(self) -> bool:
+        """Returns whether the device has come to it."""
+        ...
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Returns the milliseconds up to a later event; the device has come to both."""
+        ...
+
+
+@dataclass(slots=True)
+class Waited:
+    """Waits in one collective.
+
+    Attributes:
+        calls: Number of waits.
+        seconds: Seconds of all of them together.
+    """
+
+    calls: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Counts one more wait."""
+        self.calls += 1
+        self.seconds += seconds
+
+
+def waited_since(now: Mapping[str, Waited], earlier: Mapping[str, Waited]) -> dict[str, Waited]:
+    """Returns the waits between two snapshots, without collectives that had none."""
+    none = Waited()
+    between: dict[str, Waited] = {}
+    for name, waited in now.items():
+        before = earlier.get(name, none)
+        if waited.calls > before.calls:
+            between[name] = Waited(waited.calls - before.calls, waited.seconds - before.seconds)
+    return between
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    name: str
+    begin: TimingEvent
+    end: TimingEvent
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    time_s: float
+    step: int
+    times: dict[str, Waited]
+
+
+class WaitTimes:
+    """The waits of one rank, see [Note: seconds of a wait]; a `WaitObserver` of all its axes.
+
+    Args:
+        heartbeat: Receiver of each wait, and of the longest one.
+        make_event: Function that makes an event for the device's streams.
+        is_capturing: Function that says whether the current stream is captured into a graph.
+        clock: Seconds, by a clock that does not go back.
+    """
+
+    def __init__(
+        self,
+        heartbeat: Heartbeat,
+        *,
+        make_event: Callable[[], TimingEvent] | None = None,
+        is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._heartbeat = heartbeat
+        self._make_event = _cuda_event if make_event is None else make_event
+        self._is_capturing = is_capturing
+        self._clock = clock
+        self._times: dict[str, Waited] = {}
+        self._name = ""
+        self._kind = WaitKind.THREAD
+        self._begin: TimingEvent | None = None
+        self._unread: deque[_Unread] = deque()
+        self._spare: list[TimingEvent] = []
+        self._steps = 0
+        self._told: _Mark | None = None
+
+    @property
+    def unread(self) -> int:
+        """Waits of streams whose seconds are not known yet."""
+        return len(self._unread)
+
+    def snapshot(self) -> dict[str, Waited]:
+        """Returns the waits so far by the name of the collective; the numbers stand still."""
+        return {name: Waited(each.calls, each.seconds) for name, each in self._times.items()}
+
+    def enter(self, collective: str, kind: WaitKind) -> None:
+        """See `WaitObserver`."""
+        self._heartbeat.enter(collective)
+        self._name, self._kind = collective, kind
+        if kind is WaitKind.STREAM:
+            self._begin = self._record() if len(self._unread) < MOST_UNREAD and not self._is_capturing() else None
+
+    def leave(self, waited_s: float) -> None:
+        """See `WaitObserver`."""
+        if self._kind is WaitKind.THREAD:
+            self._of(self._name).add(waited_s)
+        elif self._kind is WaitKind.READ:
+            waited_s = self._read()
+        else:
+            waited_s = 0.0
+            if self._begin is not None:
+                self._unread.append(_Unread(self._name, self._begin, self._record()))
+                self._begin = None
+        self._heartbeat.leave(waited_s)
+
+    def end_step(self) -> None:
+        """An optimizer step is over. Now and then the heartbeat is told the longest wait of the last ones."""
+        self._steps += 1
+        now_s, told = self._clock(), self._told
+        if told is not None and now_s - told.time_s < _TELL_S:
+            return
+        self._told = _Mark(now_s, self._steps, self.snapshot())
+        # The first step waits for whatever building and compiling took: no step is like it.
+        if told is None:
+            return
+        steps = self._steps - told.step
+        between = waited_since(self._told.times, told.times)
+        longest = max(between, key=lambda name: between[name].seconds, default="")
+        seconds = between[longest].seconds if longest else 0.0
+        self._heartbeat.tell_longest_wait(longest, seconds / steps, (now_s - told.time_s) / steps)
+
+    def _of(self, name: str) -> Waited:
+        waited = self._times.get(name)
+        if waited is None:
+            waited = self._times[name] = Waited()
+        return waited
+
+    def _record(self) -> TimingEvent:
+        event = self._spare.pop() if self._spare else self._make_event()
+        event.record()
+        return event
+
+    def _read(self) -> float:
+        """Counts the waits that have ended on the device, and returns their seconds."""
+        seconds = 0.0
+        for _ in range(len(self._unread)):
+            each = self._unread.popleft()
+            if not each.end.query():
+                # Another stream's, which the read has not waited for.
+                self._unread.append(each)
+                continue
+            waited_s = each.begin.elapsed_time(each.end) / 1000
+            self._of(each.name).add(waited_s)
+            self._spare += (each.begin, each.end)
+            seconds += waited_s
+        return seconds
+
+
+def _cuda_event() -> TimingEvent:
+    return torch.cuda.Event(enable_timing=True)
