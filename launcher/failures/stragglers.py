@@ -1,21 +1,38 @@
-"""Which rank is steadily slower than the others: from steps and waiting time that ranks report. Pure.
+"""Which rank is steadily slower than the others, and where they wait for it: from what ranks report. Pure.
 
 In a synchronous job all ranks take the same time a step; the slow one is the one that waits least for the others. So
-each rank's own time a step is what remains of it without the waiting, and is compared with the median of all.
+each rank's own time a step is what remains of it without the waiting, and is compared with the median of the others'.
+A rank that waits nowhere that it can be seen (a script without dsrun's engine) has the whole step as its own, as all
+others have: nobody is named there.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from dsrun.units import format_duration
 
 from ..protocol import RankStatus
 
-#: A rank whose own time is this many times the median is slow.
-SLOW_RATIO = 1.2
+#: A rank whose own time is this many times the median of the others is slow, if that costs this share of a step. A
+#: rank that computes a fifth longer than others comes to less than 1.2, as moving data takes all ranks equally long.
+SLOW_RATIO, LOST_SHARE = 1.15, 0.05
 #: Windows in a row in which it must be slow, and what a window must span on every rank.
 _WINDOWS, _WINDOW_STEPS, _WINDOW_S = 3, 20, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What ranks wait in.
+
+    Attributes:
+        collective: name of the collective; empty where none is known.
+        seconds: seconds a step.
+    """
+
+    collective: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +41,40 @@ class Straggler:
 
     Attributes:
         rank: number of the rank.
-        ratio: its own time a step over the median of all ranks, in the last window.
+        own_s: its own time a step, in the last window.
+        others_s: median own time a step of the others.
+        others_wait: longest wait of the others, of the one that waits there longest.
+        waits: longest wait of the rank itself.
     """
 
     rank: int
-    ratio: float
+    own_s: float
+    others_s: float
+    others_wait: Wait = Wait()
+    waits: Wait = Wait()
+
+    @property
+    def ratio(self) -> float:
+        """Its own time over the median of the others'."""
+        return self.own_s / self.others_s
+
+    def text(self, host: str) -> str:
+        """Returns what people are told.
+
+        Args:
+            host: name of the host that the rank runs on.
+        """
+        parts = [
+            f"rank {self.rank} on {host} is steadily slower than the others: {format_duration(self.own_s)} of its own "
+            f"a step, {self.ratio:.2f} x their median of {format_duration(self.others_s)}"
+        ]
+        if self.others_wait.collective:
+            waited = format_duration(self.others_wait.seconds)
+            parts.append(f"they wait longest in {self.others_wait.collective}, up to {waited} a step")
+        if self.waits.collective:
+            waited = format_duration(self.waits.seconds)
+            parts.append(f"it waits longest in {self.waits.collective}, {waited} a step")
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +95,7 @@ class StragglerTracker:
         self._world_size = world_size
         self._begin: dict[int, _Mark] = {}
         self._latest: dict[int, _Mark] = {}
+        self._longest: dict[int, Wait] = {}
         self._full: set[int] = set()
         self._slow_windows: dict[int, int] = {}
         self._named: set[int] = set()
@@ -64,6 +111,7 @@ class StragglerTracker:
             ranks that are known as stragglers now and were not before.
         """
         for rank in ranks:
+            self._longest[rank.rank] = Wait(rank.longest_wait, rank.longest_wait_s)
             if rank.step is not None:
                 self._take(rank.rank, _Mark(time_s, rank.step, rank.waited_s))
         return self._close_window() if 1 < self._world_size == len(self._full) else []
@@ -83,19 +131,39 @@ class StragglerTracker:
 
     def _close_window(self) -> list[Straggler]:
         own_s = {rank: _own_time_s(self._begin[rank], mark) for rank, mark in self._latest.items()}
+        step_s = {rank: _step_time_s(self._begin[rank], mark) for rank, mark in self._latest.items()}
         self._begin = dict(self._latest)
         self._full.clear()
-        median_s = statistics.median(own_s.values())
         news: list[Straggler] = []
-        for rank, seconds in sorted(own_s.items()):
-            is_slow = seconds >= SLOW_RATIO * median_s > 0
+        ordered = sorted((seconds, rank) for rank, seconds in own_s.items())
+        for place, (seconds, rank) in enumerate(ordered):
+            others_s = _median_without(ordered, place)
+            lost_s = seconds - others_s
+            is_slow = seconds >= SLOW_RATIO * others_s > 0 and lost_s >= LOST_SHARE * step_s[rank]
             self._slow_windows[rank] = self._slow_windows.get(rank, 0) + 1 if is_slow else 0
             if self._slow_windows[rank] == _WINDOWS and rank not in self._named:
                 self._named.add(rank)
-                news.append(Straggler(rank, seconds / median_s))
+                news.append(
+                    Straggler(rank, seconds, others_s, self._longest_of_others(rank), self._longest.get(rank, Wait()))
+                )
         return news
+
+    def _longest_of_others(self, rank: int) -> Wait:
+        others = (wait for other, wait in self._longest.items() if other != rank)
+        return max(others, key=lambda wait: wait.seconds, default=Wait())
+
+
+def _median_without(ordered: Sequence[tuple[float, int]], place: int) -> float:
+    """Returns the median of the first numbers of all pairs but one, which are in order."""
+    left = len(ordered) - 1
+    lower, upper = (each + (each >= place) for each in ((left - 1) // 2, left // 2))
+    return (ordered[lower][0] + ordered[upper][0]) / 2
+
+
+def _step_time_s(begin: _Mark, end: _Mark) -> float:
+    return (end.time_s - begin.time_s) / (end.step - begin.step)
 
 
 def _own_time_s(begin: _Mark, end: _Mark) -> float:
-    wall_s, waited_s = end.time_s - begin.time_s, end.waited_s - begin.waited_s
-    return max(0.0, wall_s - waited_s) / (end.step - begin.step)
+    waited_s = (end.waited_s - begin.waited_s) / (end.step - begin.step)
+    return max(0.0, _step_time_s(begin, end) - waited_s)

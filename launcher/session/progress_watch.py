@@ -101,12 +101,18 @@ class ProgressWatch:
         self._hang.pulse(pulse.ranks, pulse.importing)
         self._table.pulse(pulse.ranks)
         for straggler in self._stragglers.pulse(pulse.ranks, pulse.time_s):
-            rank, ratio = straggler.rank, round(straggler.ratio, 2)
-            self._sink.event("straggler", rank=rank, ratio=ratio)
-            self._sink.note(
-                f"rank {rank} on {self._table.host_of(rank)} is steadily slower than the others: "
-                f"{ratio:.2f} x the median own time a step"
+            self._sink.event(
+                "straggler",
+                rank=straggler.rank,
+                ratio=round(straggler.ratio, 2),
+                own_s=round(straggler.own_s, 6),
+                others_s=round(straggler.others_s, 6),
+                others_wait_in=straggler.others_wait.collective,
+                others_wait_s=straggler.others_wait.seconds,
+                waits_in=straggler.waits.collective,
+                waits_s=straggler.waits.seconds,
             )
+            self._sink.note(straggler.text(self._table.host_of(straggler.rank)))
 
     def look(self, now_s: float, hosts: Sequence[str]) -> bool:
         """Returns whether these hosts are to be asked where their ranks are; to be called every second or so.

@@ -4,20 +4,24 @@ from collections.abc import Callable
 
 import pytest
 
-from dsrun.launcher.failures.stragglers import Straggler, StragglerTracker
+from dsrun.launcher.failures.stragglers import Straggler, StragglerTracker, Wait
 from dsrun.launcher.protocol import RankStatus
+
+#: Where the rank that is slow waits longest, and where the others do.
+WAITS = ("all_gather of unit 0", "reduce_scatter of unit 3")
 
 
 def watch(
-    own_s: Callable[[int, int], float], *, ranks: int = 4, seconds: int = 60, step_s: float = 0.5
+    own_s: Callable[[int, int], float], *, ranks: int = 4, seconds: int = 60, step_s: float = 0.5, counted: bool = True
 ) -> list[Straggler]:
     """A job of synchronous steps; `own_s` gives a rank's own part of a step in a second of the run."""
     tracker = StragglerTracker(ranks)
     waited = [0.0] * ranks
     found: list[Straggler] = []
     for second in range(seconds):
+        waits = [step_s - own_s(rank, second) for rank in range(ranks)]
         for rank in range(ranks):
-            waited[rank] += (step_s - own_s(rank, second)) / step_s
+            waited[rank] += waits[rank] / step_s * counted
         pulses = [
             RankStatus(
                 rank=rank,
@@ -29,6 +33,9 @@ def watch(
                 collective="",
                 cpu_percent=100.0,
                 rss_bytes=0,
+                longest_wait=WAITS[waits[rank] > min(waits)] if counted else "",
+                longest_wait_s=waits[rank] * counted,
+                step_s=step_s,
             )
             for rank in range(ranks)
         ]
@@ -38,15 +45,52 @@ def watch(
     return found
 
 
-def test_a_rank_that_is_steadily_slower_by_a_fifth_is_named_once_with_its_ratio() -> None:
+def test_a_rank_that_is_steadily_slower_by_a_third_is_named_once_with_its_ratio_and_its_own_time() -> None:
     (straggler,) = watch(lambda rank, second: 0.4 if rank == 2 else 0.3)
     assert straggler.rank == 2
     assert straggler.ratio == pytest.approx(4 / 3, abs=0.05)
+    assert straggler.own_s == pytest.approx(0.4, abs=0.02)
+    assert straggler.others_s == pytest.approx(0.3, abs=0.02)
 
 
-@pytest.mark.parametrize("own_s", [0.3, 0.345])
-def test_a_rank_within_a_fifth_of_the_median_is_not_named(own_s: float) -> None:
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+def test_a_rank_that_computes_a_fifth_longer_is_named_in_a_job_of_any_size(ranks: int) -> None:
+    # The rest of a step moves data, on all ranks alike.
+    (straggler,) = watch(lambda rank, second: 0.48 if rank == 1 else 0.4, ranks=ranks)
+    assert straggler.rank == 1
+    assert straggler.ratio == pytest.approx(1.2, abs=0.03)
+
+
+def test_half_the_ranks_may_be_slow() -> None:
+    assert sorted(each.rank for each in watch(lambda rank, second: 0.4 if rank % 2 else 0.3)) == [1, 3]
+
+
+def test_a_straggler_comes_with_what_the_others_wait_in_and_with_what_it_waits_in() -> None:
+    (straggler,) = watch(lambda rank, second: 0.4 if rank == 2 else 0.3)
+    assert straggler.others_wait == Wait("reduce_scatter of unit 3", pytest.approx(0.2))
+    assert straggler.waits == Wait("all_gather of unit 0", pytest.approx(0.1))
+
+
+def test_people_are_told_how_slow_a_rank_is_and_where_it_is_waited_for() -> None:
+    waits = {"others_wait": Wait("reduce_scatter of unit 3", 0.103), "waits": Wait("all_gather of unit 0", 0.002)}
+    assert Straggler(3, 0.62, 0.517, **waits).text("node7") == (
+        "rank 3 on node7 is steadily slower than the others: 620 ms of its own a step, 1.20 x their median of 517 ms; "
+        "they wait longest in reduce_scatter of unit 3, up to 103 ms a step; "
+        "it waits longest in all_gather of unit 0, 2 ms a step"
+    )
+    assert Straggler(0, 2.0, 1.0).text("here") == (
+        "rank 0 on here is steadily slower than the others: 2.0s of its own a step, 2.00 x their median of 1.0s"
+    )
+
+
+@pytest.mark.parametrize("own_s", [0.3, 0.34])
+def test_a_rank_within_a_seventh_of_the_others_is_not_named(own_s: float) -> None:
     assert watch(lambda rank, second: own_s if rank == 2 else 0.3) == []
+
+
+def test_a_rank_that_is_slow_in_a_small_part_of_a_step_is_not_named() -> None:
+    # Twice as long, and a fiftieth of a step.
+    assert watch(lambda rank, second: 0.02 if rank == 2 else 0.01) == []
 
 
 def test_a_rank_that_was_slow_for_a_while_only_is_not_named() -> None:
@@ -55,6 +99,10 @@ def test_a_rank_that_was_slow_for_a_while_only_is_not_named() -> None:
 
 def test_nobody_is_named_in_a_run_too_short_to_tell() -> None:
     assert watch(lambda rank, second: 0.45 if rank == 2 else 0.3, seconds=30) == []
+
+
+def test_nobody_is_named_where_ranks_count_no_waits() -> None:
+    assert watch(lambda rank, second: 0.45 if rank == 2 else 0.3, counted=False) == []
 
 
 def test_a_lone_rank_is_not_compared_with_itself() -> None:
