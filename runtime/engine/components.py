@@ -14,10 +14,12 @@ from ..mesh.join.groups import ProcessGroupMesh
 from ..observe.allocation_history import wanted_history
 from ..observe.memory_watch import MemoryWatch
 from ..observe.peaks import PeakSummary
+from ..observe.wait_report import WaitReport
 from .compose.data import Data
 from .compose.hooks import Hooks
 from .compose.job import Job
 from .compose.saving import Saving
+from .compose.start_report import is_recorded
 from .host.disk import finder_of
 from .host.tiers import Tiers
 from .memory_queries import MemoryQueries
@@ -163,6 +165,7 @@ def make_components(
         model_numel=sum(extent.numel for unit in sharded.units for extent in unit.layout.extents),
         total_steps=getattr(update.scheduler, "total_num_steps", None),
         wear=observation.wear,
+        waits=WaitReport(job.waits, mesh.world, records, device=device, is_recorded=is_recorded()),
     )
 
     # What trains.

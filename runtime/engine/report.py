@@ -12,6 +12,7 @@ from dsrun.contract.environment import STEP_EVENT
 
 from ..observe.memory import used_bytes
 from ..observe.records import RecordWriter
+from ..observe.wait_report import WaitReport
 from ..observe.wear import DiskWear
 from .progress import Counters
 from .step import StepResult
@@ -30,6 +31,7 @@ class StepReport:
         model_numel: parameters, for the estimate of operations.
         total_steps: optimizer steps of the whole run, where the schedule says so.
         wear: counter of the bytes written to disks; None where nothing goes to disks.
+        waits: report of what the ranks wait in; None for none.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class StepReport:
         model_numel: int,
         total_steps: int | None,
         wear: DiskWear | None = None,
+        waits: WaitReport | None = None,
     ) -> None:
         self._data_ranks = data_ranks
         self._counts_losses = counts_losses
@@ -59,6 +62,7 @@ class StepReport:
         self._model_numel = model_numel
         self._total_steps = total_steps
         self._wear = wear
+        self._waits = waits
         self._started = time.perf_counter()
 
     def add_loss(self, loss: Tensor) -> None:
@@ -82,7 +86,7 @@ class StepReport:
     def step(
         self, result: StepResult, counters: Counters, *, lr: list[float], samples: int, next_scale: float = 1.0
     ) -> None:
-        """Reports one optimizer step.
+        """Reports one optimizer step; every rank must call, as the ranks compare their waits now and then.
 
         Args:
             result: result of the step.
@@ -99,9 +103,11 @@ class StepReport:
         tokens, self._tokens = self._tokens * self._data_ranks, 0
         now = time.perf_counter()
         seconds, self._started = now - self._started, now
+        number = counters.global_steps
+        if self._waits is not None:
+            self._waits.end_step(number)
         if not self._tells:
             return
-        number = counters.global_steps
         self._records.write(
             STEP_EVENT,
             {

@@ -31,6 +31,11 @@ def records_path(info: RankInfo) -> Path | None:
     return JobPaths(Path(folder)).records if folder and info.rank == 0 else None
 
 
+def is_recorded() -> bool:
+    """Whether the first rank records the run; the launcher says so to all ranks, see `check_same_everywhere`."""
+    return bool(os.environ.get(RUN_DIR_ENV))
+
+
 def open_run(
     model: nn.Module,
     units: Sequence[ParamUnit],
