@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 import click
 
 from dsrun.contract.job_paths import JobPaths
+from dsrun.contract.wait_records import to_fields
+from dsrun.errors import UsageError
 from dsrun.units import format_bytes
 
 from ..console.rank_set import format_rank_set
@@ -20,7 +23,9 @@ from ..jobs.listing import Job, find_job
 from ..jobs.progress import doing_now, last_step
 from ..jobs.record import read_json
 from ..jobs.text import align, command_text, job_json, short_duration, state_text, took_s
+from ..jobs.wait_records import read_waits, waited_for
 from ..options.job_argument import job_argument
+from ._waits_text import waits_lines
 
 Row = tuple[str, str]
 
@@ -31,10 +36,13 @@ _MOST_CONFIG_LINES, _MOST_HOSTS = 24, 8
 
 @click.command("show")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the whole plan and probe.")
+@click.option("--waits", is_flag=True, help="Show what the ranks wait in, and for whom, in the last steps recorded.")
 @job_argument()
-def command(as_json: bool, job: str) -> int:
+def command(as_json: bool, waits: bool, job: str) -> int:
     """Show a job: command, plan, hardware, versions, git state, config, how it ended and why."""
     found = find_job(job, os.environ)
+    if waits:
+        return _show_waits(found, as_json=as_json)
     facts = read_json(JobPaths(found.folder).machine) or {}
     if facts.get("schema_version") != SCHEMA_VERSION:
         facts = {}
@@ -52,6 +60,28 @@ def command(as_json: bool, job: str) -> int:
         click.echo(json.dumps(body, indent=2))
         return 0
     click.echo("\n\n".join("\n".join(lines) for lines in _sections(found, facts, now) if lines))
+    return 0
+
+
+def _show_waits(job: Job, *, as_json: bool) -> int:
+    record = read_waits(job.folder)
+    if as_json:
+        who = None if record is None else waited_for(record)
+        body = {
+            "schema_version": 1,
+            "id": job.id,
+            "waited_for": None if who is None else asdict(who),
+            "waits": None if record is None else to_fields(record),
+        }
+        click.echo(json.dumps(body, indent=2))
+    elif record is None:
+        raise UsageError(
+            f"job {job.id}: its ranks have recorded no waits",
+            hint="two or more ranks of `dsrun.initialize` record them every 20 optimizer steps; "
+            f"`dsrun top {job.id}` shows them before that while the job runs",
+        )
+    else:
+        click.echo("\n".join(waits_lines(record)))
     return 0
 
 

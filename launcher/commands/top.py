@@ -24,7 +24,7 @@ from ..options.job_argument import job_argument
 if TYPE_CHECKING:
     from rich.console import Group
 
-_HEADING = ("RANK", "HOST", "PID", "CPU", "RSS", "GPU MEM", "GPU", "STEP", "PHASE", "IDLE")
+_HEADING = ("RANK", "HOST", "PID", "CPU", "RSS", "GPU MEM", "GPU", "STEP", "PHASE", "IDLE", "WAITS MOST IN")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,8 @@ def command(as_json: bool, job: str | None) -> int:
     """Show each rank's processor, memory, GPU, step and phase, live on a terminal; without JOB for all that run.
 
     A rank that has ended is not listed. Idle is the time since the rank last told of progress, if it tells of any. GPU
-    is how busy the rank's busiest GPU is. Ctrl-C leaves.
+    is how busy the rank's busiest GPU is. The last column is the share of a step that a rank waits in the collective
+    that it waits in longest. Ctrl-C leaves.
     """
     jobs = (
         [find_job(job, os.environ)] if job is not None else [one for one in all_jobs(os.environ) if one.state.is_live]
@@ -97,7 +98,15 @@ def row(use: RankUse) -> tuple[str, ...]:
         _or_dash(rank.step),
         doing or "-",
         "-" if rank.idle_s is None else short_duration(rank.idle_s),
+        _longest_wait(rank),
     )
+
+
+def _longest_wait(rank: LiveRank) -> str:
+    """Returns where a rank waits longest, and the share of a step that it does."""
+    if not rank.longest_wait or not rank.step_s:
+        return "-"
+    return f"{100 * rank.longest_wait_s / rank.step_s:.0f}% {rank.longest_wait}"
 
 
 def _live(jobs: Sequence[Job]) -> None:

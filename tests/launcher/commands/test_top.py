@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,13 @@ LIVE = LiveRank(
     ],
 )
 def test_a_rank_is_a_line_and_what_is_not_known_a_dash(gpu: GpuUse | None, memory: str, percent: str) -> None:
-    expected = ("3", "w1", "42", "100%", "3.0 GiB", memory, percent, "1200", "backward", "1m")
+    expected = ("3", "w1", "42", "100%", "3.0 GiB", memory, percent, "1200", "backward", "1m", "-")
     assert row(RankUse(live=LIVE, gpu=gpu)) == expected
+
+
+def test_a_rank_shows_where_it_waits_longest_and_the_share_of_a_step() -> None:
+    waits = replace(LIVE, longest_wait="reduce_scatter of unit 3", longest_wait_s=0.085, step_s=0.5)
+    assert row(RankUse(live=waits, gpu=None))[-1] == "17% reduce_scatter of unit 3"
 
 
 def test_top_of_what_is_no_terminal_prints_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,8 +70,8 @@ def test_top_of_what_is_no_terminal_prints_once(tmp_path: Path, monkeypatch: pyt
     live.write()
     assert invoke("top").stdout == (
         "job a: running, dsrun -n 2 train.py\n"
-        "RANK  HOST       PID  CPU  RSS      GPU MEM  GPU  STEP  PHASE       IDLE\n"
-        "0     localhost  42   0%   1.0 MiB  -        -    -     all_gather  -\n"
+        "RANK  HOST       PID  CPU  RSS      GPU MEM  GPU  STEP  PHASE       IDLE  WAITS MOST IN\n"
+        "0     localhost  42   0%   1.0 MiB  -        -    -     all_gather  -     -\n"
     )
     value = json.loads(invoke("top", "last", "--json").stdout)
     assert [(job["id"], [rank["pid"] for rank in job["ranks"]]) for job in value["jobs"]] == [("a", [42])]
