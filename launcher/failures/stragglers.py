@@ -8,6 +8,7 @@ others have: nobody is named there.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -43,7 +44,7 @@ class Straggler:
         rank: number of the rank.
         own_s: its own time a step, in the last window.
         others_s: median own time a step of the others.
-        others_wait: longest wait of the others, of the one that waits there longest.
+        others_wait: longest wait of the others, median of those that wait longest there.
         waits: longest wait of the rank itself.
     """
 
@@ -70,7 +71,7 @@ class Straggler:
         ]
         if self.others_wait.collective:
             waited = format_duration(self.others_wait.seconds)
-            parts.append(f"they wait longest in {self.others_wait.collective}, up to {waited} a step")
+            parts.append(f"they wait longest in {self.others_wait.collective}, {waited} a step")
         if self.waits.collective:
             waited = format_duration(self.waits.seconds)
             parts.append(f"it waits longest in {self.waits.collective}, {waited} a step")
@@ -149,8 +150,14 @@ class StragglerTracker:
         return news
 
     def _longest_of_others(self, rank: int) -> Wait:
-        others = (wait for other, wait in self._longest.items() if other != rank)
-        return max(others, key=lambda wait: wait.seconds, default=Wait())
+        by_collective: dict[str, list[float]] = {}
+        for other, wait in self._longest.items():
+            if other != rank and wait.collective:
+                by_collective.setdefault(wait.collective, []).append(wait.seconds)
+        if not by_collective:
+            return Wait()
+        collective = max(by_collective, key=lambda each: sum(by_collective[each]))
+        return Wait(collective, statistics.median(by_collective[collective]))
 
 
 def _median_without(ordered: Sequence[tuple[float, int]], place: int) -> float:

@@ -71,11 +71,37 @@ def test_a_straggler_comes_with_what_the_others_wait_in_and_with_what_it_waits_i
     assert straggler.waits == Wait("all_gather of unit 0", pytest.approx(0.1))
 
 
+def test_one_rank_that_waited_long_for_once_does_not_speak_for_the_others() -> None:
+    odd = (Wait("all_gather of unit 7", 0.3), Wait("reduce_scatter of unit 3", 5.0))
+    tracker = StragglerTracker(6)
+    found: list[Straggler] = []
+    for second in range(60):
+        for rank in range(6):
+            wait = odd[rank - 4] if rank >= 4 else Wait("reduce_scatter of unit 3", 0.2)
+            status = RankStatus(
+                rank=rank,
+                beats=second,
+                step=2 * second,
+                idle_s=0.1,
+                waited_s=second * (0.2 if rank == 0 else 0.4),
+                phase="",
+                collective="",
+                cpu_percent=100.0,
+                rss_bytes=0,
+                longest_wait=wait.collective,
+                longest_wait_s=wait.seconds,
+            )
+            found += tracker.pulse([status], float(second))
+    (straggler,) = found
+    assert straggler.rank == 0
+    assert straggler.others_wait == Wait("reduce_scatter of unit 3", 0.2)
+
+
 def test_people_are_told_how_slow_a_rank_is_and_where_it_is_waited_for() -> None:
     waits = {"others_wait": Wait("reduce_scatter of unit 3", 0.103), "waits": Wait("all_gather of unit 0", 0.002)}
     assert Straggler(3, 0.62, 0.517, **waits).text("node7") == (
         "rank 3 on node7 is steadily slower than the others: 620 ms of its own a step, 1.20 x their median of 517 ms; "
-        "they wait longest in reduce_scatter of unit 3, up to 103 ms a step; "
+        "they wait longest in reduce_scatter of unit 3, 103 ms a step; "
         "it waits longest in all_gather of unit 0, 2 ms a step"
     )
     assert Straggler(0, 2.0, 1.0).text("here") == (
