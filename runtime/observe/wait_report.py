@@ -164,7 +164,7 @@ def compare(
     A rank that does not tell a label counts as one that waited 0 s there: it waited longer in all that it tells.
 
     Args:
-        rows: What `rows_of` returned, by rank.
+        rows: Rows of each rank, see `rows_of`, by rank.
         names: Labels by checksum; what is none of them counts as "other".
         step: Number of the last step.
         steps: Number of steps.
