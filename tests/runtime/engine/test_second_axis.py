@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import dsrun
+from dsrun.checkpoint_files.index.region import Region, TensorBoxes
 from dsrun.config.axes import AXES, AxisRow
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.zero.units.cuts import CutParameter, Cuts, RankPlacement
-from support.inside_engine import step_of
 from support.models import TinyGPT, loss_of
 from support.threaded_ranks import ranks_of_threads
 from support.training import batches
@@ -191,12 +191,15 @@ def cut_in_two(model: nn.Module, settings: object, mesh: Any) -> Cuts:
     half = NUMEL // peers.size
     model.weight.data = model.weight.detach()[peers.rank * half : (peers.rank + 1) * half].clone()
     return {
-        id(model.weight): CutParameter(RankPlacement(cut_over=("second",))),
+        id(model.weight): CutParameter(
+            RankPlacement(cut_over=("second",)),
+            TensorBoxes((NUMEL,), (Region((peers.rank * half,), (half,)),)),
+        ),
         id(model.gain): CutParameter(RankPlacement(summed_over=("second",))),
     }
 
 
-def halves(size: int, width: int, stage: int) -> list[Ended]:
+def halves(size: int, width: int, stage: int, steps: int = STEPS, *, save: Any = None, load: Any = None) -> list[Ended]:
     models = [Halves(NUMEL) for _ in range(size)]
 
     def rank(collectives: LoopbackCollectives) -> Ended:
@@ -204,17 +207,20 @@ def halves(size: int, width: int, stage: int) -> list[Ended]:
         half = NUMEL // width
         first = collectives.rank % width * half
         norms: list[float] = []
-        for step in range(STEPS):
+        if load is not None:
+            assert engine.load_checkpoint(load, tag="cut")[0] is not None
+        for step in range(steps):
             for micro in range(2):
                 generator = torch.Generator().manual_seed(100 * step + 10 * micro + collectives.rank // width)
                 x_BN = torch.randn(MICRO, NUMEL, generator=generator)[:, first : first + half]
                 engine.backward(engine(x_BN))
                 engine.step()
             norms.append(engine.get_global_grad_norm())
-        weights = whole(engine)
-        names = [unit.name for unit in step_of(engine).units]
+        if save is not None:
+            assert engine.save_checkpoint(save, tag="cut")
+        weights = {**whole(engine), **{role: values[0] for role, values in states(engine).items()}}
         engine.destroy()
-        return Ended([len(names)], norms, weights)
+        return Ended([], norms, weights)
 
     with ranks_of_threads(CPU) as run:
         return LoopbackWorld(size).run(lambda collectives: run(collectives, rank))
@@ -237,3 +243,23 @@ def test_a_model_cut_along_a_second_axis_trains_as_the_whole_one(
         torch.testing.assert_close(one.weights["weight"], half, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(one.weights["gain"], expected[0].weights["gain"], rtol=1e-5, atol=1e-6)
         assert torch.equal(one.weights["gain"], found[0].weights["gain"])
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_cut_model_is_saved_as_the_whole_one_and_loads_on_any_ranks(
+    second: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Any, stage: int
+) -> None:
+    second(2, cuts=True)
+    monkeypatch.setattr(_ROOT, "CUT_BY_AXES", (cut_in_two,))
+    saved = halves(4, 2, stage, save=tmp_path)
+    for one in halves(2, 2, 3 - stage, 0, load=tmp_path):
+        assert one.weights["weight"].numel() == NUMEL // 2
+    parts = ("weight", "exp_avg", "exp_avg_sq")
+    expected = {name: torch.cat([saved[0].weights[name], saved[1].weights[name]]) for name in parts}
+    second(1)
+    monkeypatch.setattr(_ROOT, "CUT_BY_AXES", ())
+    for size in (1, 4):
+        for one in halves(size, 1, stage, 0, load=tmp_path):
+            for name in parts:
+                assert torch.equal(one.weights[name], expected[name]), name
+            assert torch.equal(one.weights["gain"], saved[0].weights["gain"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dsrun.checkpoint_files.folder.publish import BOXES_KEY
 from dsrun.runtime.checkpoint.format.plan import Planner, coalesce, plan_file
 from dsrun.runtime.protocols import SOLE_HOLDER, Holders, StateEntry
-from support.entries import all_of, entry_of
+from support.entries import all_of, column, entry_of
 
 
 def whole(name: str, numel: int, *, dtype: torch.dtype = torch.float32, holders: Holders = SOLE_HOLDER) -> StateEntry:
@@ -89,3 +89,13 @@ def test_a_plan_is_kept_until_something_else_is_saved() -> None:
     assert planner.plan([whole("a", 3)]) is first
     assert planner.plan([whole("a", 4)]) is not first
     assert planner.plan([whole("a", 4, dtype=torch.int64)]).pieces != first.pieces
+
+
+def test_a_plan_is_made_anew_where_the_cut_or_the_holders_are_others() -> None:
+    planner, values = Planner(), torch.arange(12.0)
+    first = planner.plan([entry_of("w", values, whole=column((6, 4), 0, 2), holders=all_of(2))])
+    assert planner.plan([entry_of("w", values, whole=column((6, 4), 0, 2), holders=all_of(2))]) is first
+    assert planner.plan([entry_of("w", values, whole=column((6, 4), 1, 2), holders=all_of(2))]).header != first.header
+    planner.plan([entry_of("w", values, whole=column((6, 4), 0, 2), holders=all_of(2))])
+    other = planner.plan([entry_of("w", values, whole=column((6, 4), 0, 2), holders=all_of(2, rank=1))])
+    assert other.nbytes == 0

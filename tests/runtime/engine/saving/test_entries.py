@@ -19,6 +19,10 @@ from dsrun.runtime.protocols import SOLE_HOLDER, Holders
 from dsrun.runtime.zero.units.find import UnitSpec
 from dsrun.runtime.zero.units.unit import ParamUnit
 from support.entries import all_of, column, row
+from support.inside_engine import sharded_of, shards_of
+from support.models import TinyGPT
+from support.ranks import run_ranks
+from support.training import config, make_engine, train
 
 PART = column((6, 4), 1, 2)
 
@@ -80,3 +84,30 @@ def test_a_checkpoint_is_compared_with_whole_shapes(tmp_path: Path) -> None:
     check_fit(Index(1, tensors, {}), tmp_path, wanted, strict=True)
     with pytest.raises(CheckpointError, match=r"has shape \(6, 4\); the model's has \(3, 4\)"):
         check_fit(Index(1, tensors, {}), tmp_path, wanted_tensors(model, whole_shapes={}), strict=True)
+
+
+def _holders(stage: int) -> tuple[list[tuple[Holders, Holders]], dict[str, set[Holders]]]:
+    """Holders and ranks of the units, and holders of the entries by role."""
+    model = TinyGPT()
+    for param in model.blocks[0].parameters():
+        param.requires_grad_(False)
+    engine = make_engine(config(stage, micro=3), model=model)
+    train(engine, range(1), samples=6)
+    units, frozen = sharded_of(engine).units, sharded_of(engine).frozen
+    entries = parameter_entries(model, units, everyone=all_of(2, engine.global_rank), frozen_units=frozen)
+    entries += shards_of(engine).saved.state_entries()
+    by_role = {role: {entry.holders for entry in entries if entry.role == role} for role in ("param", "exp_avg")}
+    found = [(unit.holders, unit.ranks) for unit in (*units, *frozen)]
+    engine.destroy()
+    return found, by_role
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_units_know_their_holders_at_every_stage(stage: int) -> None:
+    for rank, (units, by_role) in enumerate(run_ranks(2, _holders, stage)):
+        everyone = all_of(2, rank)
+        owner = SOLE_HOLDER if stage else everyone
+        assert units
+        assert set(units) == {(owner, everyone)}
+        assert by_role["exp_avg"] == {owner}
+        assert by_role["param"] <= {owner, everyone}
