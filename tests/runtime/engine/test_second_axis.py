@@ -160,11 +160,13 @@ def test_what_two_by_two_ranks_save_any_number_loads(
 
 def states(engine: Any) -> dict[str, list[Tensor]]:
     """Whole optimizer states, parameter by parameter; enters collectives."""
-    params = list(engine.module.parameters())
-    return {
-        role: [dsrun.utils.safe_get_full_optimizer_state(param, role).clone() for param in params]
-        for role in ("exp_avg", "exp_avg_sq")
-    }
+    found: dict[str, list[Tensor]] = {"exp_avg": [], "exp_avg_sq": []}
+    for role, values in found.items():
+        for param in engine.module.parameters():
+            state = dsrun.utils.safe_get_full_optimizer_state(param, role)
+            assert state is not None
+            values.append(state.clone())
+    return found
 
 
 class Halves(nn.Module):
