@@ -259,7 +259,7 @@ def test_processes_count_the_seconds_for_which_they_wait_for_a_slow_one(body: Ca
 
 
 @pytest.mark.cuda
-@pytest.mark.gpu_seconds(3)
+@pytest.mark.gpu_seconds(2)
 def test_on_a_gpu_streams_stand_still_for_the_rank_that_computes_a_fifth_longer() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     waits = [WaitTimes(HeartbeatWriter(None)) for _ in range(3)]
