@@ -186,7 +186,7 @@ def _parts_of(engine: Any) -> dict[str, weakref.ref[Any]]:
         "optimizer": engine.optimizer,
         "hooks": hooks_of(engine).units,
         "arenas": tiers_of(engine).memory,
-        "collectives": step_of(engine).collectives,
+        "collectives": step_of(engine).world,
         "checkpoints": components.checkpoints,
         "backwards": components.backwards,
         "memory queries": components.memory,
