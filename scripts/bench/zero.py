@@ -1,12 +1,14 @@
 """The ZeRO core against DeepSpeed and FSDP2: speed, bytes, memory, start, and what it adds to plain torch.
 
     python scripts/bench/zero.py [--peer-python PYTHON] [--only steps short ...] [--runs 9] [--quick] [--json FILE]
+    python scripts/bench/zero.py --before CHECKOUT --only steps short overhead     # what a change of dsrun did
 
 All contenders train one GPT in plain torch (zero_peers/gpt.py) on the same tokens, with torch's fused AdamW and
 clipping, one thread a rank, each in processes of its own, which live through the section and take turns, one step at a
 time: figures of a round are neighbours in time, and ratios are medians of ratios within a round. A step is the slowest
 rank's. Losses must agree, or the section fails. In bf16: dsrun and DeepSpeed keep bf16 parameters and fp32 masters,
-FSDP2 fp32 parameters, which it casts when it gathers; all reduce gradients in bf16 and have fp32 moments.
+FSDP2 fp32 parameters, which it casts when it gathers; all reduce gradients in bf16 and have fp32 moments. `--fp32` is
+for processors without AVX-512, whose bf16 products torch computes at a fiftieth of the speed of fp32.
 
 Sections:
     steps     a step of 101M parameters, 2 ranks, bf16, 512 tokens a rank, stages 1 to 3, and the floor under it
@@ -20,6 +22,7 @@ Sections:
 FSDP2 has neither stage 1 nor 2: `reshard_after_forward=False` stands in for both, and nothing for stage 0. DeepSpeed
 belongs into an environment of its own, and is left out without one; its first start compiles for a minute:
     python -m venv /tmp/ds && DS_BUILD_OPS=0 /tmp/ds/bin/pip install torch deepspeed==0.19.8
+`before` is dsrun as another checkout of this repository has it (`git worktree add CHECKOUT COMMIT`), under this Python.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,8 @@ from zero_peers.with_dsrun import config_of
 
 #: How far losses of contenders may lie apart: roundings of bf16, in another order.
 _LOSS_TOLERANCE = 0.02
+#: A step of dsrun by one of `before`: no change, within what a median of nine rounds varies by on a quiet machine.
+_NO_SLOWER = 1.03
 _MIB = 2**20
 _AGREEMENT_BYTES = 64
 _CPU = ", CPU of all ranks"
@@ -61,19 +66,36 @@ class Options:
         peer_python: an interpreter that has DeepSpeed; None: without it.
         runs: rounds that count.
         stages: ZeRO stages to measure.
+        before: another checkout of dsrun, the contender `before`; None: without it.
+        bf16: whether contenders train in bf16, else in fp32; sections that say which take no notice.
     """
 
     peer_python: str | None
     runs: int
     stages: tuple[int, ...]
+    before: Path | None = None
+    bf16: bool = True
+
+    @property
+    def dtype(self) -> str:
+        """Number format in titles."""
+        return "bf16" if self.bf16 else "fp32"
 
     @property
     def peers(self) -> tuple[str, ...]:
         """The others."""
         return ("fsdp2",) if self.peer_python is None else ("deepspeed", "fsdp2")
 
+    @property
+    def ours(self) -> tuple[str, ...]:
+        """dsrun, and what it was before."""
+        return ("dsrun",) if self.before is None else ("dsrun", "before")
+
     def team(self, job: Job) -> Team:
         """Returns the ranks of a job."""
+        if job.contender == "before":
+            assert self.before is not None, "it is no contender then"
+            return Team(replace(job, contender="dsrun"), checkout=self.before)
         if job.contender == "deepspeed":
             assert self.peer_python is not None, "it is no peer then"
             return Team(job, python=self.peer_python)
@@ -115,11 +137,11 @@ def short(options: Options) -> list[Figures]:
 
 def _steps_of_stage(options: Options, shape: Shape, stage: int) -> Figures:
     tokens = shape.seq * shape.micro
-    table = Figures(f"A step, stage {stage}, 2 ranks, {tokens} tokens a rank", "s")
+    table = Figures(f"A step, stage {stage}, 2 ranks, {options.dtype}, {tokens} tokens a rank", "s")
     with ExitStack() as stack:
         teams: list[tuple[str, Team]] = []
-        for contender in ("dsrun", *options.peers, "floor"):
-            team = stack.enter_context(options.team(Job(contender, stage, 2, shape, True)))
+        for contender in (*options.ours, *options.peers, "floor"):
+            team = stack.enter_context(options.team(Job(contender, stage, 2, shape, options.bf16)))
             team.ask("build")
             teams.append((contender, team))
         taken = take_turns(teams, options.runs)
@@ -136,14 +158,16 @@ def _steps_of_stage(options: Options, shape: Shape, stage: int) -> Figures:
         for peer in ("deepspeed", "fsdp2"):
             table.demand_ratio(f"{peer}{kind}", f"dsrun{kind}", least=least)
         table.demand_ratio(f"floor{kind}", f"dsrun{kind}", least=0.9)
+        if options.before is not None:
+            table.demand_ratio(f"dsrun{kind}", f"before{kind}", most=_NO_SLOWER)
     return table
 
 
 def traffic(options: Options) -> list[Figures]:
     """Counts calls and bytes of one step; the first step's agreements are not in it."""
-    table = Figures("Bytes through dsrun's collectives in a step, 2 ranks, bf16", "MiB")
+    table = Figures(f"Bytes through dsrun's collectives in a step, 2 ranks, {options.dtype}", "MiB")
     for stage in options.stages:
-        with options.team(Job("dsrun", stage, 2, SHORT, True)) as team:
+        with options.team(Job("dsrun", stage, 2, SHORT, options.bf16)) as team:
             team.ask("build")
             team.step(2)
             before = team.ask("traffic")[0]
@@ -151,7 +175,7 @@ def traffic(options: Options) -> list[Figures]:
             after = team.ask("traffic")[0]
         moved = {name: value - before["bytes"].get(name, 0) for name, value in after["bytes"].items()}
         calls = {name: value - before["calls"].get(name, 0) for name, value in after["calls"].items()}
-        whole = after["padded_numel"]["all"] * 2
+        whole = after["padded_numel"]["all"] * (2 if options.bf16 else 4)
         # Of a buffer's whole bytes, padding included.
         theory = {
             0: {"all_reduce": whole},
@@ -177,14 +201,14 @@ def traffic(options: Options) -> list[Figures]:
 
 def memory(options: Options) -> list[Figures]:
     """Reads the most memory that was resident in a rank, in building and in three steps."""
-    table = Figures("Most memory resident in a rank, 2 ranks, 202M parameters, bf16", "MiB")
+    table = Figures(f"Most memory resident in a rank, 2 ranks, 202M parameters, {options.dtype}", "MiB")
     mapped = Figures("The same with every page a rank has mapped, its peers' too, as `ps` has it", "MiB")
     for stage in options.stages:
         peers = [peer for peer in options.peers if stage or peer == "deepspeed"]
         rows: dict[str, str] = {}
-        for contender in ("dsrun", *peers):
+        for contender in (*options.ours, *peers):
             rows[contender] = row = f"stage {stage}, {contender}"
-            with options.team(Job(contender, stage, 2, LARGE, True, sampled=True)) as team:
+            with options.team(Job(contender, stage, 2, LARGE, options.bf16, sampled=True)) as team:
                 team.ask("build")
                 built = team.ask("memory")
                 team.ask("reset")
@@ -202,7 +226,7 @@ def memory(options: Options) -> list[Figures]:
                 f"libraries {most['files'] / _MIB:.0f}; after import {most['imported'] / _MIB:.0f}",
             )
             mapped.add(row, max(seen["peak"] for seen in (*built, *ran)) / _MIB)
-        table.add(f"stage {stage}, dsrun plan", _planned_bytes(stage) / _MIB)
+        table.add(f"stage {stage}, dsrun plan", _planned_bytes(stage, bf16=options.bf16) / _MIB)
         for peer in peers:
             table.demand_ratio(rows["dsrun"], rows[peer], most=1.0)
             mapped.demand_ratio(rows["dsrun"], rows[peer], most=1.0)
@@ -210,11 +234,11 @@ def memory(options: Options) -> list[Figures]:
     return [table, mapped]
 
 
-def _planned_bytes(stage: int) -> int:
+def _planned_bytes(stage: int, *, bf16: bool) -> int:
     """Returns what `dsrun plan` foretells for a rank of the memory section."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "ds.json"
-        config.write_text(json.dumps(config_of(Job("dsrun", stage, 2, LARGE, True))))
+        config.write_text(json.dumps(config_of(Job("dsrun", stage, 2, LARGE, bf16))))
         words = ["plan", "zero_peers.gpt:large", "--config", str(config), "--seq", str(LARGE.seq), "-n", "2", "--json"]
         said = subprocess.run(
             [sys.executable, "-m", "dsrun", *words],
@@ -229,11 +253,11 @@ def _planned_bytes(stage: int) -> int:
 
 def start(options: Options) -> list[Figures]:
     """Times how long the model takes to be handed over, the slower rank's."""
-    table = Figures("Handing 202M parameters over, 2 ranks, bf16, after import", "s")
+    table = Figures(f"Handing 202M parameters over, 2 ranks, {options.dtype}, after import", "s")
     for _ in range(max(1, options.runs // 3)):
         for stage in options.stages:
-            for contender in ("dsrun", *(peer for peer in options.peers if stage in (1, 3))):
-                with options.team(Job(contender, stage, 2, LARGE, True)) as team:
+            for contender in (*options.ours, *(peer for peer in options.peers if stage in (1, 3))):
+                with options.team(Job(contender, stage, 2, LARGE, options.bf16)) as team:
                     table.add(f"stage {stage}, {contender}", max(team.ask("build")))
     for stage in options.stages:
         table.demand(f"stage {stage}: <= 2", table.median(f"stage {stage}, dsrun"), most=2.0)
@@ -270,8 +294,8 @@ def overhead(options: Options) -> list[Figures]:
     table = Figures("Processor time a block, forward and backward less plain torch's; 24 blocks, hidden 16", "us")
     with ExitStack() as stack:
         teams = [("plain", stack.enter_context(options.team(Job("plain", 0, 1, STACK, False))))]
-        for contender in ("dsrun", *options.peers):
-            for stage in options.stages if contender == "dsrun" else (2, 3):
+        for contender in (*options.ours, *options.peers):
+            for stage in options.stages if contender in options.ours else (2, 3):
                 job = Job(contender, stage, 1, STACK, False)
                 teams.append((f"{contender}, stage {stage}", stack.enter_context(options.team(job))))
         for _, team in teams:
@@ -305,14 +329,22 @@ def main() -> None:
     parser.add_argument(
         "--peer-python", default=os.environ.get("DSRUN_PEER_PYTHON"), help="has DeepSpeed; also $DSRUN_PEER_PYTHON"
     )
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout of dsrun, as a contender")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION")
     parser.add_argument("--stages", type=int, nargs="+", help="default: 0 to 3")
     parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument("--fp32", action="store_true", help="train in fp32, where bf16 is the default")
     parser.add_argument("--quick", action="store_true", help="2 rounds, stages 1 and 3, without DeepSpeed")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     stages = args.stages or ((1, 3) if args.quick else (0, 1, 2, 3))
-    options = Options(None if args.quick else args.peer_python, 2 if args.quick else args.runs, tuple(stages))
+    before: Path | None = args.before
+    if before is not None and not (before / "src" / "dsrun").is_dir():
+        parser.error(f"--before {before}: no checkout of dsrun, for it has no src/dsrun")
+    peer_python = None if args.quick else args.peer_python
+    options = Options(
+        peer_python, 2 if args.quick else args.runs, tuple(stages), before and before.resolve(), not args.fp32
+    )
     machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
     print(f"python {platform.python_version()}, torch {torch.__version__}, {machine}\n")
     if options.peer_python is not None:

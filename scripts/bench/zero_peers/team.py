@@ -17,8 +17,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from .job import Job
 
-_BENCH = Path(__file__).resolve().parent.parent
-_SOURCE = _BENCH.parent.parent / "src"
+_CHECKOUT = Path(__file__).resolve().parents[3]
 #: For the slowest word there is; a rank that hangs is an error and not a figure.
 _LIMIT_S = 300.0
 #: Their ranks end with Gloo's threads at work; nobody waits for that.
@@ -31,11 +30,13 @@ class Team:
     Args:
         job: job that the ranks do.
         python: the interpreter that has the contender.
+        checkout: checkout of this repository that the ranks import dsrun and the contenders from.
     """
 
-    def __init__(self, job: Job, *, python: str = sys.executable) -> None:
+    def __init__(self, job: Job, *, python: str = sys.executable, checkout: Path = _CHECKOUT) -> None:
         self.job = job
         self._python = python
+        self._checkout = checkout
         self._ranks: list[subprocess.Popen[str]] = []
         self._store: TCPStore | None = None
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
@@ -54,7 +55,7 @@ class Team:
             self._ranks.append(
                 subprocess.Popen(
                     [self._python, "-m", f"{__package__}.rank", job.to_json()],
-                    env=_environment(rank, job.ranks, self._store.port),
+                    env=_environment(rank, job.ranks, self._store.port, self._checkout),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._log,
@@ -109,7 +110,7 @@ def _of_all(ranks: Sequence[dict[str, float]]) -> dict[str, float]:
     return {**slowest, **together, "loss": ranks[0]["loss"]}
 
 
-def _environment(rank: int, size: int, port: int) -> Mapping[str, str]:
+def _environment(rank: int, size: int, port: int, checkout: Path) -> Mapping[str, str]:
     place = {
         "RANK": rank,
         "WORLD_SIZE": size,
@@ -121,6 +122,6 @@ def _environment(rank: int, size: int, port: int) -> Mapping[str, str]:
         "OMP_NUM_THREADS": 1,
         "DS_ACCELERATOR": "cpu",
     }
-    paths: Sequence[str] = [str(_BENCH), str(_SOURCE)]
+    paths: Sequence[str] = [str(checkout / "scripts" / "bench"), str(checkout / "src")]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DSRUN_")}
     return {**kept, "PYTHONPATH": os.pathsep.join(paths), **{name: str(value) for name, value in place.items()}}
