@@ -44,6 +44,7 @@ from .compose.request import Request
 from .host.disk import file_of_parameters
 from .host.tiers import Tiers
 from .model.sharded import ShardedModel, sums_of
+from .step import holds_parts
 
 _STAYS_WITH_OPTIMIZER = (
     "dsrun: parameters in the optimizer's own dtype are what it updates, so with the optimizer on the device trained "
@@ -222,12 +223,11 @@ def _host_gradients(
         return None
     assert settings.batch is not None, "the config was loaded with a world size"
     comm_name = settings.communication_data_type
-    several = any(unit.replicas.size > 1 for unit in leaving)
     return HostGradients(
         [unit.owned[1] - unit.owned[0] for unit in leaving],
         bus=tiers.host.bus,
         device=mesh.device,
-        travels=DTYPES[comm_name] if comm_name is not None and several else compute,
+        travels=DTYPES[comm_name] if comm_name is not None and mesh.replicas().size > 1 else compute,
         accumulates=settings.batch.accumulation_steps > 1,
         factors=[unit.divide_before / unit.divide_by for unit in leaving],
         pool=tiers.host.pool,
@@ -264,12 +264,14 @@ def _count_once(units: Sequence[ParamUnit], settings: Config, plan: ZeroPlan, me
     """Says how the units' gradients become means, and which elements this rank counts in sums over the job."""
     spec = mesh.spec
     for unit in units:
-        of_replicas = spec.replica_axes(unit.placement.cut_over)
-        averaged = [name for name in of_replicas if name not in unit.placement.summed_over]
-        repeated = [name for name in averaged if name not in spec.role_axes("batch")]
+        of_replicas, of_samples = spec.replica_axes(unit.placement.cut_over), spec.role_axes("batch")
+        # Of samples along an axis that the unit is cut over, each rank's backward adds up those of all: the mean is
+        # over these too.
+        averaged = {*of_replicas, *of_samples} - {*unit.placement.summed_over}
+        repeated = averaged - {*of_samples}
         unit.repeats_over = spec.wide(of_replicas)
         unit.divide_before, unit.divide_by = _divisors(settings, repeats=spec.size(repeated), size=spec.size(averaged))
-    if not plan.shard_optimizer and any(unit.replicas.size < mesh.world.size for unit in units):
+    if not plan.shard_optimizer and holds_parts(units, mesh.world):
         for unit in units:
             unit.counted = unit.layout.shard_range(unit.replicas.rank)
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ..mesh.collectives import Collectives
@@ -100,6 +101,44 @@ class DeferredUpdate(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How the gradients of a job lie over its ranks.
+
+    Attributes:
+        over_ranks: whether a rank has less than all gradients of the job, so that what each has counted is summed up.
+        total_numel: elements of all ranks' units, each once; the same number on every rank.
+    """
+
+    over_ranks: bool
+    total_numel: int
+
+
+def holds_parts(units: Sequence[ParamUnit], world: Collectives) -> bool:
+    """Whether ranks hold parts of the model, so that no rank has all of its units whole; the same on every rank."""
+    return any(unit.replicas.size < world.size for unit in units)
+
+
+def spread_of(units: Sequence[ParamUnit], plan: ZeroPlan, world: Collectives) -> Spread:
+    """Returns how gradients lie over the ranks; every rank must call.
+
+    Enters an all-reduce over `world` where ranks hold parts of the model, for parts may differ in size.
+
+    Args:
+        units: all units.
+        plan: plan of what is sharded.
+        world: all ranks of the job.
+    """
+    total_numel = sum(unit.layout.padded_numel * (world.size // unit.replicas.size) for unit in units)
+    parts = holds_parts(units, world)
+    if parts:
+        largest = torch.tensor([float(total_numel)], dtype=torch.float64, device=units[0].device)
+        world.all_reduce(largest, op="max", label="elements of all ranks").wait()
+        with world.reading("elements of all ranks"):
+            total_numel = int(largest.item())
+    return Spread(plan.shard_optimizer or parts, total_numel)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
     """What a step works on, in the order in which it is used.
@@ -108,6 +147,7 @@ class StepParts:
         units: all units.
         plan: plan of what is sharded.
         world: all ranks of the job.
+        spread: how gradients lie over the ranks.
         reducer: reducer of the gradients.
         optimizer: sharded optimizer of the master parameters.
         store: parameter store.
@@ -118,21 +158,12 @@ class StepParts:
     units: Sequence[ParamUnit]
     plan: ZeroPlan
     world: Collectives
+    spread: Spread
     reducer: GradReducer
     optimizer: ShardOptimizer
     store: ParamStore
     writes: ScriptWrites
     away: DeferredUpdate | None = None
-
-    @property
-    def is_spread(self) -> bool:
-        """Whether a rank has less than all gradients of the job, so that what each has counted is summed up."""
-        return self.plan.shard_optimizer or any(unit.replicas.size < self.world.size for unit in self.units)
-
-    @property
-    def total_numel(self) -> int:
-        """Elements of all ranks' units, each once; the same number on every rank."""
-        return sum(unit.layout.padded_numel * (self.world.size // unit.replicas.size) for unit in self.units)
 
 
 def take_step(
@@ -164,8 +195,8 @@ def take_step(
     totals = global_totals(
         parts.reducer.sums.norms(),
         parts.world,
-        spread=parts.is_spread,
-        total_numel=parts.total_numel,
+        spread=parts.spread.over_ranks,
+        total_numel=parts.spread.total_numel,
         mark=parts.store.take_fingerprint() ^ parts.writes.take_mark(),
         extra_N=shared_2,
         more=[] if unused is None else [unused.count_1()],
@@ -201,4 +232,4 @@ def take_step(
 def _first_non_finite(parts: StepParts) -> str | None:
     ranges = ((unit.layout, unit.owned[0], parts.reducer.sums.read(unit.index)) for unit in parts.units)
     device = parts.units[0].device
-    return first_non_finite(ranges, parts.world, spread=parts.is_spread, device=device)
+    return first_non_finite(ranges, parts.world, spread=parts.spread.over_ranks, device=device)

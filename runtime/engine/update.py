@@ -23,7 +23,7 @@ from .host.build import update_on_host
 from .host.migration import moving_update
 from .host.tiers import Tiers
 from .model.sharded import ShardedModel
-from .step import DeferredUpdate, StepParts
+from .step import DeferredUpdate, StepParts, spread_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def make_update(
 
 
 def step_parts(sharded: ShardedModel, update: Update, mesh: ProcessGroupMesh, *, writes: ScriptWrites) -> StepParts:
-    """Returns what an optimizer step works on.
+    """Returns what an optimizer step works on; every rank must call, see `spread_of`.
 
     Args:
         sharded: the model.
@@ -113,6 +113,7 @@ def step_parts(sharded: ShardedModel, update: Update, mesh: ProcessGroupMesh, *,
         units=sharded.units,
         plan=sharded.plan,
         world=mesh.world,
+        spread=spread_of(sharded.units, sharded.plan, mesh.world),
         reducer=sharded.reducer,
         optimizer=update.shards,
         store=sharded.store,

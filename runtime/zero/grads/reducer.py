@@ -159,7 +159,9 @@ class GradReducer:
         ]
         self._staging: list[_Staging] = []
         wires = {unit.index: unit.comm_dtype or comm_dtype or unit.dtype for unit in units}
-        staged = [unit for unit in units if wires[unit.index] != unit.dtype and unit.replicas.size > 1]
+        # Those of a unit that this rank alone has travel no further, and yet in the dtype of all others: whoever takes
+        # them expects one dtype.
+        staged = [unit for unit in units if wires[unit.index] != unit.dtype and collectives.size > 1]
         self._staged = {unit.index for unit in staged}
         if staged:
             (other,) = {wires[unit.index] for unit in staged}

@@ -7,6 +7,8 @@ other one plain replicas, or a model that is cut in two.
 from __future__ import annotations
 
 import importlib
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +19,11 @@ from torch import Tensor, nn
 import dsrun
 from dsrun.checkpoint_files.index.region import Region, TensorBoxes
 from dsrun.config.axes import AXES, AxisRow
+from dsrun.mesh_spec import Role
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.zero.units.cuts import CutParameter, Cuts, RankPlacement
 from support.models import TinyGPT, loss_of
+from support.ranks import run_ranks as run_processes
 from support.threaded_ranks import ranks_of_threads
 from support.training import batches
 
@@ -29,13 +33,20 @@ _ROOT = importlib.import_module("dsrun.runtime.engine.initialize")
 STEPS, MICRO = 2, 2
 
 
-@pytest.fixture
-def second(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bool], None]:
-    """Makes the second axis as wide as asked; its ranks are neighbours, and share samples."""
+SAME_SAMPLES: tuple[Role, ...] = ("replica", "tensor")
+OWN_SAMPLES: tuple[Role, ...] = ("replica", "batch", "shard", "expert")
 
-    def widen(size: int, cuts: bool = False) -> None:
-        row = AxisRow("second", "second axis", lambda config: size, ("replica", "tensor"), cuts)
-        monkeypatch.setattr(_AXES, "AXES", (*AXES, row))
+
+def axes_with_second(size: int, cuts: bool = False, roles: tuple[Role, ...] = SAME_SAMPLES) -> tuple[AxisRow, ...]:
+    return (*AXES, AxisRow("second", "second axis", lambda config: size, roles, cuts))
+
+
+@pytest.fixture
+def second(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes the second axis as wide as asked; its ranks are neighbours, and share samples unless said otherwise."""
+
+    def widen(size: int, cuts: bool = False, roles: tuple[Role, ...] = SAME_SAMPLES) -> None:
+        monkeypatch.setattr(_AXES, "AXES", axes_with_second(size, cuts, roles))
 
     return widen
 
@@ -254,9 +265,10 @@ def test_a_cut_model_is_saved_as_the_whole_one_and_loads_on_any_ranks(
     second(2, cuts=True)
     monkeypatch.setattr(_ROOT, "CUT_BY_AXES", (cut_in_two,))
     saved = halves(4, 2, stage, save=tmp_path)
-    for one in halves(2, 2, 3 - stage, 0, load=tmp_path):
-        assert one.weights["weight"].numel() == NUMEL // 2
     parts = ("weight", "exp_avg", "exp_avg_sq")
+    for rank, one in enumerate(halves(2, 2, 3 - stage, 0, load=tmp_path)):
+        for name in (*parts, "gain"):
+            assert torch.equal(one.weights[name], saved[rank].weights[name]), name
     expected = {name: torch.cat([saved[0].weights[name], saved[1].weights[name]]) for name in parts}
     second(1)
     monkeypatch.setattr(_ROOT, "CUT_BY_AXES", ())
@@ -265,3 +277,210 @@ def test_a_cut_model_is_saved_as_the_whole_one_and_loads_on_any_ranks(
             for name in parts:
                 assert torch.equal(one.weights[name], expected[name]), name
             assert torch.equal(one.weights["gain"], saved[0].weights["gain"])
+
+
+class Part(nn.Module):
+    """A weight of which a rank is left the part between two bounds."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(1.0, 2.0, NUMEL))
+        self.bounds = start, stop
+
+    def forward(self, x_BN: Tensor) -> Tensor:
+        """The part of the loss that this rank's inputs make."""
+        return (x_BN[:, slice(*self.bounds)] * self.weight - 1.0).square().sum() / 100
+
+
+def cut_by_bounds(model: nn.Module, settings: object, mesh: object) -> Cuts:
+    del settings, mesh
+    assert isinstance(model, Part)
+    start, stop = model.bounds
+    model.weight.data = model.weight.detach()[start:stop].clone()
+    boxes = TensorBoxes((NUMEL,), (Region((start,), (stop - start,)),))
+    return {id(model.weight): CutParameter(RankPlacement(cut_over=("second",)), boxes)}
+
+
+def norms_of_parts(bounds: list[int], stage: int, *, spoil: int = -1, **more: Any) -> list[float]:
+    """Norm of a step on each rank, whose parts lie between the bounds; `spoil` has an input that is infinite."""
+    models = [Part(start, stop) for start, stop in itertools.pairwise(bounds)]
+
+    def rank(collectives: LoopbackCollectives) -> float:
+        x_BN = torch.randn(1, NUMEL, generator=torch.Generator().manual_seed(3))
+        if spoil == collectives.rank:
+            x_BN.fill_(torch.inf)
+        given: dict[str, Any] = {"gradient_accumulation_steps": 1, **more}
+        engine: Any = dsrun.initialize(model=models[collectives.rank], config=settings(stage, **given))[0]
+        try:
+            dtype = engine.module.weight.dtype
+            engine.backward(engine(x_BN.to(dtype)).float())
+            engine.step()
+            return engine.get_global_grad_norm()
+        finally:
+            engine.destroy()
+
+    with ranks_of_threads(CPU) as run:
+        return LoopbackWorld(len(models)).run(lambda collectives: run(collectives, rank))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("split", [NUMEL // 4, NUMEL // 2, NUMEL - 1])
+def test_parts_of_unlike_sizes_have_one_norm_on_every_rank(
+    second: Callable[..., None], monkeypatch: pytest.MonkeyPatch, stage: int, split: int
+) -> None:
+    second(1)
+    monkeypatch.setattr(_ROOT, "CUT_BY_AXES", (cut_by_bounds,))
+    (expected,) = norms_of_parts([0, NUMEL], stage)
+    second(2, cuts=True)
+    found = norms_of_parts([0, split, NUMEL], stage)
+    assert found[0] == found[1], "clipping by other factors would part the replicas"
+    assert found[0] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("wire", [None, "fp32"])
+def test_gradients_of_parts_go_to_the_host_in_the_dtype_of_all_others(
+    second: Callable[..., None], monkeypatch: pytest.MonkeyPatch, stage: int, wire: str | None
+) -> None:
+    more: dict[str, Any] = {
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"}},
+        **({} if wire is None else {"communication_data_type": wire}),
+    }
+    second(1)
+    monkeypatch.setattr(_ROOT, "CUT_BY_AXES", (cut_by_bounds,))
+    (expected,) = norms_of_parts([0, NUMEL], stage, **more)
+    second(2, cuts=True)
+    found = norms_of_parts([0, NUMEL // 2, NUMEL], stage, **more)
+    assert found[0] == found[1]
+    assert found[0] == pytest.approx(expected, rel=1e-2)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_what_is_not_finite_in_one_part_is_told_to_all_ranks_by_name(
+    second: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stage: int
+) -> None:
+    second(2, cuts=True)
+    monkeypatch.setattr(_ROOT, "CUT_BY_AXES", (cut_by_bounds,))
+    found = norms_of_parts([0, NUMEL // 2, NUMEL], stage, spoil=1)
+    assert not any(map(math.isfinite, found))
+    said = capsys.readouterr().out
+    assert "`weight`" in said, "rank 0 names it, though its own part is finite"
+
+
+class _OfAll(torch.autograd.Function):
+    """All ranks' parts of a weight; a part's gradient is the sum of what all ranks' losses want of it."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, peers: Any) -> Tensor:
+        """Gathers the parts."""
+        ctx.peers = peers
+        whole_N = torch.empty(part.numel() * peers.size)
+        peers.all_gather(whole_N, part.detach().contiguous()).wait()
+        return whole_N
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """Adds up over the ranks."""
+        grad_N = grads[0].clone()
+        ctx.peers.all_reduce(grad_N).wait()
+        return grad_N.chunk(ctx.peers.size)[ctx.peers.rank], None
+
+
+class Expert(nn.Module):
+    """A weight of which each rank has a part, used for the samples of all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(1.0, 2.0, NUMEL))
+        self.peers: Any = None
+
+    def forward(self, x_BN: Tensor) -> Tensor:
+        """A loss of this rank's samples."""
+        weight = self.weight if self.peers is None else _OfAll.apply(self.weight, self.peers)
+        return (x_BN * weight - 1.0).square().sum() / 1000
+
+
+def cut_experts(model: nn.Module, settings: object, mesh: Any) -> Cuts:
+    del settings
+    assert isinstance(model, Expert)
+    model.peers = peers = mesh.expert
+    half = NUMEL // peers.size
+    model.weight.data = model.weight.detach()[peers.rank * half : (peers.rank + 1) * half].clone()
+    boxes = TensorBoxes((NUMEL,), (Region((peers.rank * half,), (half,)),))
+    return {id(model.weight): CutParameter(RankPlacement(cut_over=("second",)), boxes)}
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("more", [{}, {"prescale_gradients": True}, {"gradient_allreduce_op": "sum"}])
+def test_gradients_of_experts_are_means_over_the_samples_of_all_ranks(
+    second: Callable[..., None], monkeypatch: pytest.MonkeyPatch, stage: int, size: int, more: dict[str, Any]
+) -> None:
+    def norms() -> list[float]:
+        models = [Expert() for _ in range(size)]
+
+        def rank(collectives: LoopbackCollectives) -> float:
+            given = settings(stage, gradient_accumulation_steps=1, **more)
+            engine: Any = dsrun.initialize(model=models[collectives.rank], config=given)[0]
+            engine.backward(engine(torch.randn(1, NUMEL, generator=torch.Generator().manual_seed(collectives.rank))))
+            engine.step()
+            norm = engine.get_global_grad_norm()
+            engine.destroy()
+            return norm
+
+        with ranks_of_threads(CPU) as run:
+            return LoopbackWorld(size).run(lambda collectives: run(collectives, rank))
+
+    second(1)
+    expected = norms()
+    second(2, cuts=True, roles=OWN_SAMPLES)
+    monkeypatch.setattr(_ROOT, "CUT_BY_AXES", (cut_experts,))
+    assert norms() == pytest.approx(expected, rel=1e-6)
+
+
+def test_neighbours_on_a_second_axis_read_the_same_samples_and_a_loss_counts_once(
+    second: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    second(2)
+    data: Any = list(torch.arange(64.0).view(-1, 1))
+    models = [nn.Linear(1, 1) for _ in range(4)]
+
+    def rank(collectives: LoopbackCollectives) -> tuple[list[float], float]:
+        given = settings(2, gradient_accumulation_steps=1, steps_per_print=1)
+        made: Any = dsrun.initialize(model=models[collectives.rank], config=given, training_data=data)
+        engine, _, loader, _ = made
+        batch: Tensor = next(iter(loader))
+        loss = (engine(batch) * 0).mean() + batch.mean()
+        engine.backward(loss)
+        engine.step()
+        engine.destroy()
+        return batch.flatten().tolist(), loss.item()
+
+    with ranks_of_threads(CPU) as run:
+        found = LoopbackWorld(4).run(lambda collectives: run(collectives, rank))
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+    assert not {*found[0][0]} & {*found[2][0]}, "ranks of the data axis have samples of their own"
+    assert f"loss {(found[0][1] + found[2][1]) / 2:.4f}" in capsys.readouterr().out
+
+
+def _train_in_processes(stage: int, width: int) -> tuple[list[float], list[float]]:
+    setattr(_AXES, "AXES", axes_with_second(width))  # noqa: B010 - of this process alone
+    torch.set_num_threads(1)
+    engine: Any = dsrun.initialize(model=gpt(), config=settings(stage))[0]
+    return train(
+        engine,
+        data_rank=engine.global_rank // width,
+        data_size=engine.dp_world_size,
+        steps=range(STEPS),
+    )
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_processes_train_along_a_second_axis_as_threads_do(second: Callable[..., None], stage: int) -> None:
+    second(2)
+    threads = trained(4, 2, stage)
+    for (losses, norms), expected in zip(run_processes(4, _train_in_processes, stage, 2), threads, strict=True):
+        assert norms == threads[0].norms
+        assert losses == expected.losses

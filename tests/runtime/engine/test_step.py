@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from dsrun.contract.heartbeats import Beat, HeartbeatTable, HeartbeatWriter
 from dsrun.errors import ModelError
-from dsrun.runtime.engine.step import StepParts, take_step
+from dsrun.runtime.engine.step import StepParts, spread_of, take_step
 from dsrun.runtime.mesh.c10d import C10dCollectives
 from dsrun.runtime.mesh.collectives import Collectives, Pending
 from dsrun.runtime.mesh.join.groups import RankInfo, join
@@ -76,6 +76,7 @@ def parts_of(collectives: Collectives, stage: int) -> StepParts:
         units=units,
         plan=plan,
         world=collectives,
+        spread=spread_of(units, plan, collectives),
         reducer=reducer,
         optimizer=optimizer,
         store=store,
