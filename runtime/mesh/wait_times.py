@@ -13,6 +13,7 @@ inside of a graph are not seen.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -23,7 +24,10 @@ import torch
 
 from .collectives import WaitKind
 
-#: Waits of a stream that may be unread: more than a step of some hundred units has. Further ones are not timed.
+_log = logging.getLogger(__name__)
+
+#: Waits of a stream that may be unread: more than a micro step of some hundred units has. Before there are more, those
+#: that have ended are read; if none has, the host is that far ahead of the device, and further ones are not timed.
 MOST_UNREAD = 4096
 #: Between two words to the heartbeat on what this rank waits in longest: some steps, or one that takes longer.
 _TELL_S = 2.0
@@ -132,6 +136,8 @@ class WaitTimes:
         self._begin: TimingEvent | None = None
         self._unread: deque[_Unread] = deque()
         self._spare: list[TimingEvent] = []
+        self._unreported_s = 0.0  # read in the middle of a step, for the heartbeat
+        self._tells_untimed = False
         self._steps = 0
         self._told: _Mark | None = None
 
@@ -149,14 +155,14 @@ class WaitTimes:
         self._heartbeat.enter(collective)
         self._name, self._kind = collective, kind
         if kind is WaitKind.STREAM:
-            self._begin = self._record() if len(self._unread) < MOST_UNREAD and not self._is_capturing() else None
+            self._begin = None if self._is_capturing() or not self._has_room() else self._record()
 
     def leave(self, waited_s: float) -> None:
         """See `WaitObserver`."""
         if self._kind is WaitKind.THREAD:
             self._of(self._name).add(waited_s)
         elif self._kind is WaitKind.READ:
-            waited_s = self._read()
+            waited_s, self._unreported_s = self._unreported_s + self._read(), 0.0
         else:
             waited_s = 0.0
             if self._begin is not None:
@@ -185,6 +191,18 @@ class WaitTimes:
         if waited is None:
             waited = self._times[name] = Waited()
         return waited
+
+    def _has_room(self) -> bool:
+        """Returns whether one more wait may be unread; reads those that have ended, without waiting for any."""
+        if len(self._unread) < MOST_UNREAD:
+            return True
+        self._unreported_s += self._read()
+        if len(self._unread) < MOST_UNREAD:
+            return True
+        if not self._tells_untimed:
+            self._tells_untimed = True
+            _log.warning("%d waits for other ranks are under way on the device: more are not timed", MOST_UNREAD)
+        return False
 
     def _record(self) -> TimingEvent:
         event = self._spare.pop() if self._spare else self._make_event()

@@ -114,6 +114,8 @@ class HierarchicalCollectives(C10dCollectives):
         if shared is None or failed.item():
             raise failure or OSError("the ranks of another host could not share memory")
         self._inside = shared
+        #: Seconds that this rank has waited for other hosts so far; what it copies and adds up itself is no wait.
+        self._waited_s = 0.0
         self._queue: deque[_Begun] = deque()
 
     def zeros(self, numel: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -184,9 +186,9 @@ class HierarchicalCollectives(C10dCollectives):
 
         def observed() -> None:
             self._observer.enter(name, WaitKind.THREAD)
-            started_s = time.perf_counter()
+            waited_before_s = self._waited_s + self._inside.waited_s
             finish()
-            self._observer.leave(time.perf_counter() - started_s)
+            self._observer.leave(self._waited_s + self._inside.waited_s - waited_before_s)
 
         begun = _Begun(self, observed)
         self._queue.append(begun)
@@ -303,9 +305,11 @@ class HierarchicalCollectives(C10dCollectives):
             raise self._failure(f"{name}, for rank {self._ranks[rank]},", error) from error
 
     def _wait_for(self, messages: _Messages, name: str) -> None:
+        began_s = time.perf_counter()
         for rank, work in messages.waits:
             try:
                 if work is not None:
                     work.wait()
             except (dist.DistError, RuntimeError) as error:
                 raise self._failure(f"{name}, for rank {self._ranks[rank]},", error) from error
+        self._waited_s += time.perf_counter() - began_s

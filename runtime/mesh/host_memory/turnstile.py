@@ -86,6 +86,9 @@ class Turnstile:
         processes: ids of all ranks' processes.
         names: ranks of the job, for errors.
         timeout_s: longest wait for the others.
+
+    Attributes:
+        waited_s: seconds that this rank has waited for the others so far, without what it did in between.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Turnstile:
         self._names = list(names)
         self._others = [other for other in range(len(segments)) if other != rank]
         self._timeout_s = timeout_s
+        self.waited_s = 0.0
         self._notices = [memoryview(segment)[:_NOTICE_BYTES] for segment in segments]
         # Kept, because semaphores are used by address.
         self._anchors = [ctypes.c_char.from_buffer(segment) for segment in segments]
@@ -166,12 +170,16 @@ class Turnstile:
         Raises:
             DsrunError: a rank has ended or left, or not come in time.
         """
+        if self.have_come():
+            return
+        began_s = time.perf_counter()
         for _ in range(self._looks):
             if self.have_come():
-                return
+                break
         while not self.have_come():
             self._sleep_for(self._came)
             self._came += 1
+        self.waited_s += time.perf_counter() - began_s
 
     def close(self) -> None:
         """Says that this rank will not come again, and lets go of the memory and of the peers' processes."""

@@ -155,16 +155,32 @@ def test_events_are_used_again() -> None:
     assert stream.made == 4
 
 
-def test_waits_that_nobody_reads_take_no_more_than_so_many_events() -> None:
+def test_waits_that_nobody_reads_take_no_more_than_so_many_events(caplog: pytest.LogCaptureFixture) -> None:
     waits, _, stream = on_stream()
-    for _ in range(MOST_UNREAD + 10):
-        wait(waits, stream, "all_gather", 0.01)
+    with caplog.at_level("WARNING"):
+        for _ in range(MOST_UNREAD + 10):
+            wait(waits, stream, "all_gather", 0.01)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{MOST_UNREAD} waits for other ranks are under way on the device: more are not timed"
+    ]
     assert (waits.unread, stream.made) == (MOST_UNREAD, 2 * MOST_UNREAD)
     stream.finish()
     read(waits)
     assert waits.snapshot()["all_gather"].calls == MOST_UNREAD
     wait(waits, stream, "all_gather", 0.01)
     assert waits.unread == 1
+
+
+def test_waits_of_many_micro_steps_are_all_counted_though_the_host_reads_once_a_step() -> None:
+    waits, told, stream = on_stream()
+    for _ in range(2 * MOST_UNREAD):
+        wait(waits, stream, "all_gather", 0.01)
+        stream.reached_s = stream.enqueued_s - 1.0  # the device follows a hundred waits behind
+    stream.finish()
+    read(waits)
+    assert waits.snapshot()["all_gather"].calls == 2 * MOST_UNREAD
+    assert stream.made <= 2 * MOST_UNREAD
+    assert told.waited_s == pytest.approx(0.01 * 2 * MOST_UNREAD), "the heartbeat hears of all of them"
 
 
 def test_nothing_is_recorded_while_a_stream_is_captured() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from dsrun.runtime.mesh.collectives import WaitKind
 from dsrun.runtime.mesh.host_memory.collectives import SharedMemoryCollectives
 from dsrun.runtime.mesh.join.groups import join, make_mesh
 from support.ranks import run_ranks
+from support.wait_seconds import WaitSeconds
 
 CPU = torch.device("cpu")
 
@@ -198,3 +200,28 @@ def _wait_observed() -> list[Any]:
 
 def test_waits_are_named_for_who_watches() -> None:
     assert run_ranks(2, _wait_observed) == [["all_reduce sum of loss"]] * 2
+
+
+def _slow_at_its_own_part(is_shared: bool) -> float:
+    info = RankInfo.from_env()
+    join(info, backend="gloo", device=CPU, timeout_s=30)
+    seconds = WaitSeconds()
+    axis = make_mesh(divide(info.world_size, {}), info, device=CPU, observer=seconds).world
+    assert isinstance(axis, SharedMemoryCollectives)
+    buffer = axis.zeros(512, dtype=torch.float32, device=CPU) if is_shared else torch.zeros(512)
+
+    def fold(start: int, end: int, everyone: list[Tensor]) -> None:
+        time.sleep(0.2 if info.rank == 1 else 0.0)
+
+    axis.barrier()
+    before_s = seconds.waited_s
+    axis.fold(buffer, [(0, 256), (256, 512)], fold, collective="reduce_scatter", label="unit 3").wait()
+    return seconds.waited_s - before_s
+
+
+@pytest.mark.depends_on_speed("a rank that works for 200 ms waits less than 100 ms")
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_what_a_rank_copies_and_adds_up_itself_is_no_wait(is_shared: bool) -> None:
+    zero, one = run_ranks(2, _slow_at_its_own_part, is_shared)
+    assert zero > 0.15, "it waits until the other one is done"
+    assert one < 0.1, "it waits for nobody"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from dsrun.runtime.mesh.join.groups import join, make_mesh
 from dsrun.runtime.mesh.loopback import LoopbackWorld
 from dsrun.runtime.mesh.step_position import Where
 from support.ranks import run_ranks
+from support.wait_seconds import WaitSeconds
 
 CPU = torch.device("cpu")
 PLACES = {
@@ -144,3 +146,25 @@ def _chosen() -> tuple[str, Any]:
 
 def test_ranks_of_one_host_take_shared_memory_alone() -> None:
     assert run_ranks(2, _chosen) == [("SharedMemoryCollectives", 2)] * 2
+
+
+def _late() -> float:
+    info = RankInfo.from_env()
+    join(info, backend="gloo", device=CPU, timeout_s=30)
+    group = dist.group.WORLD
+    assert isinstance(group, dist.ProcessGroup)
+    seconds = WaitSeconds()
+    axis = HierarchicalCollectives(group, seconds, hosts=[[0], [1]], timeout_s=30)
+    axis.barrier()
+    before_s = seconds.waited_s
+    if info.rank == 1:
+        time.sleep(0.2)  # its own work
+    axis.all_reduce(torch.zeros(100_000), label="unit 3").wait()
+    return seconds.waited_s - before_s
+
+
+@pytest.mark.depends_on_speed("a rank that comes 200 ms late waits less than 100 ms")
+def test_a_rank_counts_the_seconds_for_which_it_waits_for_another_host() -> None:
+    zero, one = run_ranks(2, _late)
+    assert zero > 0.15
+    assert one < 0.1
