@@ -75,10 +75,11 @@ def _show_waits(job: Job, *, as_json: bool) -> int:
         }
         click.echo(json.dumps(body, indent=2))
     elif record is None:
+        meanwhile = f"; until then `dsrun top {job.id}` shows who waits" if job.state.is_live else ""
         raise UsageError(
             f"job {job.id}: its ranks have recorded no waits",
-            hint="two or more ranks of `dsrun.initialize` record them every 20 optimizer steps; "
-            f"`dsrun top {job.id}` shows them before that while the job runs",
+            hint="two or more ranks of `dsrun.initialize` record them every 20 optimizer steps, the first time after "
+            f"step 21{meanwhile}",
         )
     else:
         click.echo("\n".join(waits_lines(record)))

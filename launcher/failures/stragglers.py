@@ -1,15 +1,15 @@
-"""Which rank is steadily slower than the others, and where they wait for it: from what ranks report. Pure.
+"""Which rank is slower than the others: the rule, and who steadily is, from what ranks report. Pure.
 
 In a synchronous job all ranks take the same time a step; the slow one is the one that waits least for the others. So
 each rank's own time a step is what remains of it without the waiting, and is compared with the median of the others'.
 A rank that waits nowhere that it can be seen (a script without dsrun's engine) has the whole step as its own, as all
-others have: nobody is named there.
+others have: nobody is named there. Records of waits are judged by the same rule (`jobs/wait_records.py`).
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dsrun.units import format_duration
@@ -21,6 +21,23 @@ from ..protocol import RankStatus
 SLOW_RATIO, LOST_SHARE = 1.15, 0.05
 #: Windows in a row in which it must be slow, and what a window must span on every rank.
 _WINDOWS, _WINDOW_STEPS, _WINDOW_S = 3, 20, 10.0
+
+
+def is_slow(own_s: float, *, others_s: float, step_s: float) -> bool:
+    """Returns whether a rank is slow.
+
+    Args:
+        own_s: its own time a step.
+        others_s: median own time a step of the others.
+        step_s: time of a step.
+    """
+    return own_s >= SLOW_RATIO * others_s > 0 and own_s - others_s >= LOST_SHARE * step_s
+
+
+def medians_of_others(own_s: Mapping[int, float]) -> dict[int, float]:
+    """Returns for each of two ranks or more the median own time of the others."""
+    ordered = sorted((seconds, rank) for rank, seconds in own_s.items())
+    return {rank: _median_without(ordered, place) for place, (_, rank) in enumerate(ordered)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +153,15 @@ class StragglerTracker:
         self._begin = dict(self._latest)
         self._full.clear()
         news: list[Straggler] = []
-        ordered = sorted((seconds, rank) for rank, seconds in own_s.items())
-        for place, (seconds, rank) in enumerate(ordered):
-            others_s = _median_without(ordered, place)
-            lost_s = seconds - others_s
-            is_slow = seconds >= SLOW_RATIO * others_s > 0 and lost_s >= LOST_SHARE * step_s[rank]
-            self._slow_windows[rank] = self._slow_windows.get(rank, 0) + 1 if is_slow else 0
+        for rank, others_s in medians_of_others(own_s).items():
+            slow = is_slow(own_s[rank], others_s=others_s, step_s=step_s[rank])
+            self._slow_windows[rank] = self._slow_windows.get(rank, 0) + 1 if slow else 0
             if self._slow_windows[rank] == _WINDOWS and rank not in self._named:
                 self._named.add(rank)
                 news.append(
-                    Straggler(rank, seconds, others_s, self._longest_of_others(rank), self._longest.get(rank, Wait()))
+                    Straggler(
+                        rank, own_s[rank], others_s, self._longest_of_others(rank), self._longest.get(rank, Wait())
+                    )
                 )
         return news
 

@@ -1,32 +1,36 @@
-"""What the ranks of a job waited in, read from its records; and which rank the others wait for."""
+"""What the ranks of a job waited in, read from its records; and which ranks the others wait for."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dsrun.contract.job_paths import JobPaths
-from dsrun.contract.wait_records import OTHER_LABEL, WAITS_EVENT, WaitRecord, WaitSpread, from_fields
+from dsrun.contract.wait_records import OTHER_LABEL, WAITS_EVENT, WaitRecord, WaitSpread, collective_kind, from_fields
 
-#: Of a step: less than this is no reason to look at a rank.
-_HELD_SHARE = 0.05
+from ..failures.stragglers import is_slow, medians_of_others
 
 
 @dataclass(frozen=True, slots=True)
 class WaitedFor:
-    """A rank that the others wait for.
+    """Ranks that the others wait for; of where, nothing is known in a record that has them in none of its rows.
 
     Attributes:
-        rank: number of the rank.
-        held_s: seconds a step that the others wait longer than it does, in all collectives together.
-        collective: name of the collective in which they do most.
-        collective_s: seconds a step that they wait there longer than it does.
+        ranks: numbers of the ranks, in order.
+        lost_s: seconds a step that the others wait longer than they do, in all collectives together.
+        kind: kind of collective in which they do most; empty where it is not known.
+        kind_s: seconds a step that they wait longer there.
+        collective: name of the collective of that kind in which they do most; empty where it is not known.
+        collective_s: seconds a step that they wait longer there.
     """
 
-    rank: int
-    held_s: float
+    ranks: tuple[int, ...]
+    lost_s: float
+    kind: str
+    kind_s: float
     collective: str
     collective_s: float
 
@@ -63,20 +67,54 @@ def read_waits(folder: Path) -> WaitRecord | None:
 
 
 def waited_for(record: WaitRecord) -> WaitedFor | None:
-    """Returns the rank that the others wait for; None where all wait about alike.
+    """Returns the ranks that the others wait for; None where there are none, by the rule of `failures/stragglers.py`.
 
     Args:
         record: the waits of all ranks.
     """
-    held_s = _held_s(record.total, record.ranks)
-    if held_s < _HELD_SHARE * record.step_s:
+    slow = _slow_ranks(record)
+    if not slow:
         return None
-    rank = record.total.least_rank
-    theirs = [each for each in record.labels if each.least_rank == rank and each.label != OTHER_LABEL]
-    where = max(theirs or record.labels, key=lambda each: _held_s(each, record.ranks))
-    return WaitedFor(rank, held_s, where.label, _held_s(where, record.ranks))
+    share = len(slow) / record.ranks
+    # Only rows in which the others wait for one of these ranks: another rank's row says nothing of them.
+    kind, kind_s = _longest([each for each in record.kinds if each.least_rank in slow], slow_share=share)
+    labels = [each for each in record.labels if each.least_rank in slow and each.label != OTHER_LABEL]
+    if kind:
+        labels = [each for each in labels if collective_kind(each.label) == kind]
+    collective, collective_s = _longest(labels, slow_share=share)
+    lost_s = _lost_s(record.total, slow_share=share)
+    return WaitedFor(tuple(sorted(slow)), lost_s, kind, kind_s, collective, collective_s)
 
 
-def _held_s(spread: WaitSpread, ranks: int) -> float:
-    """Returns how much longer the others wait than the rank that waits least; of two ranks there is one other."""
-    return (spread.most_s if ranks == 2 else spread.median_s) - spread.least_s
+def _slow_ranks(record: WaitRecord) -> set[int]:
+    total = record.total
+    own_s = {rank: max(0.0, record.step_s - waited_s) for rank, waited_s in record.waited_s.items()}
+    if len(own_s) == record.ranks > 1:
+        others_s = medians_of_others(own_s)
+    else:
+        # Of many ranks the median of all stands for that of the others; of two ranks there is one other.
+        waited_s = total.most_s if record.ranks == 2 else total.median_s
+        own_s = own_s or {total.least_rank: max(0.0, record.step_s - total.least_s)}
+        others_s = dict.fromkeys(own_s, max(0.0, record.step_s - waited_s))
+    return {rank for rank in own_s if is_slow(own_s[rank], others_s=others_s[rank], step_s=record.step_s)}
+
+
+def _longest(rows: Sequence[WaitSpread], *, slow_share: float) -> tuple[str, float]:
+    lost_s = {each.label: _lost_s(each, slow_share=slow_share) for each in rows}
+    label = max(lost_s, key=lost_s.__getitem__, default="")
+    return label, lost_s.get(label, 0.0)
+
+
+def _lost_s(spread: WaitSpread, *, slow_share: float) -> float:
+    """Returns how much longer the others wait than the rank that waits least.
+
+    Args:
+        spread: the waits of all ranks.
+        slow_share: ranks that the others wait for, of all ranks.
+    """
+    if slow_share > 0.5:
+        lost_s = spread.most_s - spread.least_s
+    else:
+        # Of two halves that wait differently, the median lies in the middle between them.
+        lost_s = (spread.median_s - spread.least_s) * (2 if slow_share == 0.5 else 1)
+    return round(lost_s, 6)

@@ -1,24 +1,39 @@
-"""What the ranks wait in, side by side: every few steps they tell each other, and rank 0 records it. Judges nobody.
+"""What the ranks wait in, side by side: every few steps they exchange it, and rank 0 records it. Judges nobody.
 
 [Note: exchange of waits] Who is late shows in the others' waits, so waits must be compared over ranks: one all-gather
-of 768 bytes a rank, every 20 optimizer steps and only where dsrun records the run. It is counted in the traffic of its
-axis, as every collective is. Labels are told by a checksum, for a rank knows its own: those that it waited in longest
-have a row each, and the last row is all others. On CUDA the host waits for nothing: what was gathered is copied to it
-on the stream, and written a step later, when the host has read the norm behind it.
+of 6 KB a rank, every 20 optimizer steps and only where dsrun records the run. It is counted in the traffic of its axis,
+as every collective is. Labels are sent as checksums, for a rank knows its own. A rank has a row for each of 255 labels,
+and the last row is all others: those with the largest checksums, so that ranks leave out the same ones. A label that a
+rank with others has not sent is unknown there, and is compared without it. On CUDA the host waits for nothing: what was
+gathered is copied to it on the stream, and written a step later, when the host has read the norm behind it, or at the
+end.
+
+Shapes: R ranks, N rows of a rank, C = 3 columns of a row, L labels.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
 import torch
+from torch import Tensor
 
-from dsrun.contract.wait_records import OTHER_LABEL, WAITS_EVENT, WaitRecord, WaitSpread, to_fields
+from dsrun.contract.wait_records import (
+    MOST_RANKS,
+    OTHER_LABEL,
+    WAITS_EVENT,
+    WaitRecord,
+    WaitSpread,
+    collective_kind,
+    to_fields,
+)
 
 from ..mesh.collectives import Collectives
 from ..mesh.wait_times import Waited, WaitTimes, waited_since
@@ -26,8 +41,8 @@ from .records import RecordWriter
 
 #: Optimizer steps between two records.
 STEPS_PER_RECORD = 20
-#: Rows that a rank tells, the last one for what has none of its own: checksum of the label, waits, seconds.
-_ROWS, _COLUMNS = 32, 3
+#: Rows that a rank sends, the last one for what has none of its own: checksum of the label, waits, seconds.
+_ROWS, _COLUMNS = 256, 3
 #: Labels of a record: as much as is read, in 2 KB.
 _MOST_LABELS = 12
 #: Of the last row.
@@ -38,7 +53,7 @@ Row = Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
-class _Due:
+class Exchange:
     """An exchange that rank 0 has not recorded yet.
 
     Attributes:
@@ -54,6 +69,41 @@ class _Due:
     step_s: float
     names: dict[float, str]
     copied: Any
+
+
+class UnrecordedExchange:
+    """The exchange that rank 0 has not recorded yet; it knows nothing of the report, which may be gone by then.
+
+    Args:
+        records: Writer of the run's records.
+        gathered: Rows of all ranks in host memory, once the exchange's copy has ended.
+        size: Number of ranks.
+    """
+
+    def __init__(self, records: RecordWriter, gathered: Tensor, *, size: int) -> None:
+        self._records = records
+        self._gathered = gathered.view(size, _ROWS, _COLUMNS)
+        self._exchange: Exchange | None = None
+
+    def put(self, exchange: Exchange) -> None:
+        """Takes an exchange, whose rows are on their way to the host."""
+        self._exchange = exchange
+
+    def record(self) -> None:
+        """Records the exchange if the host has it; waits for nothing."""
+        exchange = self._exchange
+        if exchange is None or (exchange.copied is not None and not exchange.copied.query()):
+            return
+        self._exchange = None
+        record = compare(
+            self._gathered, exchange.names, step=exchange.step, steps=exchange.steps, step_s=exchange.step_s
+        )
+        self._records.write(WAITS_EVENT, to_fields(record))
+
+    def record_at_end(self) -> None:
+        """As `record`, where the device may have failed: the script has been told of that."""
+        with suppress(RuntimeError):
+            self.record()
 
 
 class WaitReport:
@@ -86,7 +136,6 @@ class WaitReport:
         self._steps = 0
         self._begun_s = 0.0
         self._before: dict[str, Waited] | None = None
-        self._due: _Due | None = None
         if self._exchanges:
             is_apart = device.type == "cuda"
             numel = _ROWS * _COLUMNS
@@ -98,6 +147,9 @@ class WaitReport:
                 if is_apart
                 else self._everyone
             )
+            self._unrecorded = UnrecordedExchange(records, self._read, size=collectives.size)
+            # No step may follow the last exchange.
+            weakref.finalize(self, self._unrecorded.record_at_end)
 
     def end_step(self, step: int) -> None:
         """An optimizer step is over; every rank must call. Enters an all-gather every so many steps.
@@ -108,7 +160,7 @@ class WaitReport:
         self._waits.end_step()
         if not self._exchanges:
             return
-        self._record_due()
+        self._unrecorded.record()
         if self._before is None:
             # The first step waits for whatever building and compiling took: no step is like it.
             self._before, self._begun_s = self._waits.snapshot(), self._clock()
@@ -130,79 +182,125 @@ class WaitReport:
                 self._read.copy_(self._everyone, non_blocking=True)
                 copied = torch.cuda.current_stream(self._everyone.device).record_event()
             names = {float(crc32(name.encode())): name for name in now}
-            self._due = _Due(step, self._steps, (now_s - self._begun_s) / self._steps, names, copied)
+            self._unrecorded.put(Exchange(step, self._steps, (now_s - self._begun_s) / self._steps, names, copied))
             if copied is None:
-                self._record_due()
+                self._unrecorded.record()
         self._before, self._begun_s, self._steps = now, now_s, 0
-
-    def _record_due(self) -> None:
-        """Records the last exchange, as soon as the host has it."""
-        due = self._due
-        if due is None or (due.copied is not None and not due.copied.query()):
-            return
-        self._due = None
-        rows = self._read.view(self._collectives.size, _ROWS, _COLUMNS).tolist()
-        record = compare(rows, due.names, step=due.step, steps=due.steps, step_s=due.step_s)
-        self._records.write(WAITS_EVENT, to_fields(record))
 
 
 def rows_of(waits: Mapping[str, Waited]) -> list[Row]:
-    """Returns what a rank tells of its waits, see [Note: exchange of waits]; always the same number of rows."""
-    longest = sorted(waits.items(), key=lambda item: -item[1].seconds)
-    shown, rest = longest[: _ROWS - 1], longest[_ROWS - 1 :]
-    rows: list[Row] = [(float(crc32(name.encode())), each.calls, each.seconds) for name, each in shown]
-    rows += [(_NO_LABEL, 0, 0.0)] * (_ROWS - 1 - len(shown))
-    rows.append((_NO_LABEL, sum(each.calls for _, each in rest), sum(each.seconds for _, each in rest)))
+    """Returns what a rank sends of its waits, see [Note: exchange of waits]; always the same number of rows."""
+    by_code = sorted((float(crc32(name.encode())), each.calls, each.seconds) for name, each in waits.items())
+    shown, rest = by_code[: _ROWS - 1], by_code[_ROWS - 1 :]
+    rows: list[Row] = [*shown, *([(_NO_LABEL, 0, 0.0)] * (_ROWS - 1 - len(shown)))]
+    rows.append((_NO_LABEL, sum(calls for _, calls, _ in rest), sum(seconds for *_, seconds in rest)))
     return rows
 
 
-def compare(
-    rows: Sequence[Sequence[Row]], names: Mapping[float, str], *, step: int, steps: int, step_s: float
-) -> WaitRecord:
-    """Returns what ranks have told of their waits, side by side.
-
-    A rank that does not tell a label counts as one that waited 0 s there: it waited longer in all that it tells.
+def compare(rows_RNC: Tensor, names: Mapping[float, str], *, step: int, steps: int, step_s: float) -> WaitRecord:
+    """Returns what ranks have sent of their waits, side by side.
 
     Args:
-        rows: Rows of each rank, see `rows_of`, by rank.
+        rows_RNC: Rows of each rank, see `rows_of`; fp64, on the host.
         names: Labels by checksum; what is none of them counts as "other".
         step: Number of the last step.
         steps: Number of steps.
         step_s: Seconds a step.
     """
-    size = len(rows)
-    seconds: dict[str, list[float]] = {}
-    calls: dict[str, list[float]] = {}
-    for rank, theirs in enumerate(rows):
-        for code, count, waited_s in theirs:
-            if count:
-                name = names.get(code, OTHER_LABEL)
-                calls.setdefault(name, [0.0] * size)[rank] += count / steps
-                seconds.setdefault(name, [0.0] * size)[rank] += waited_s / steps
-    total = _spread("all", _sums(calls, size), _sums(seconds, size))
-    named = sorted((name for name in seconds if name != OTHER_LABEL), key=lambda name: -max(seconds[name]))
-    kept, rest = named[:_MOST_LABELS], named[_MOST_LABELS:]
-    rest += [OTHER_LABEL] if OTHER_LABEL in seconds else []
-    labels = [_spread(name, calls[name], seconds[name]) for name in kept]
-    if rest:
-        others = _sums({name: calls[name] for name in rest}, size), _sums({name: seconds[name] for name in rest}, size)
-        labels.append(_spread(OTHER_LABEL, *others))
-    return WaitRecord(step=step, steps=steps, step_s=round(step_s, 6), ranks=size, total=total, labels=tuple(labels))
+    waits = _by_label(rows_RNC, names, steps=steps)
+    sizes = waits.most_L - waits.least_L
+    named = [number for number, label in enumerate(waits.labels) if label != OTHER_LABEL]
+    shown = sorted(named, key=lambda number: -waits.most_L[number].item())
+    if len(shown) > _MOST_LABELS:
+        # One of them is the one in which ranks differ most, which need not be among the longest.
+        shown[_MOST_LABELS - 1 :] = [max(shown[_MOST_LABELS - 1 :], key=lambda number: sizes[number].item())]
+    rest = [number for number in range(len(waits.labels)) if number not in shown]
+    by_kind: dict[str, list[int]] = {}
+    for number in named:
+        if waits.known_LR[number].all():
+            by_kind.setdefault(collective_kind(waits.labels[number]), []).append(number)
+
+    labels = [waits.spread(waits.labels[number], [number]) for number in shown]
+    kinds = [waits.spread(kind, numbers) for kind, numbers in by_kind.items()]
+    waited_s = waits.seconds_LR.sum(0).tolist()
+    shortest = sorted(range(len(waited_s)), key=waited_s.__getitem__)[:MOST_RANKS]
+    return WaitRecord(
+        step=step,
+        steps=steps,
+        step_s=round(step_s, 6),
+        ranks=len(waited_s),
+        total=waits.spread("all", list(range(len(waits.labels)))),
+        labels=(*labels, *([waits.spread(OTHER_LABEL, rest)] if rest else [])),
+        kinds=tuple(sorted(kinds, key=lambda each: -each.most_s)),
+        waited_s={rank: round(waited_s[rank], 6) for rank in sorted(shortest)},
+    )
 
 
-def _sums(by_name: Mapping[str, Sequence[float]], size: int) -> list[float]:
-    return [sum(each[rank] for each in by_name.values()) for rank in range(size)]
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """Waits a step by label and rank.
+
+    Attributes:
+        labels: Names of the labels in which a rank has waited.
+        calls_LR: Number of waits.
+        seconds_LR: Seconds, 0 where they are not known.
+        known_LR: Whether they are known.
+    """
+
+    labels: list[str]
+    calls_LR: Tensor
+    seconds_LR: Tensor
+    known_LR: Tensor
+
+    @property
+    def least_L(self) -> Tensor:
+        """Seconds of the rank that waited least."""
+        return self.seconds_LR.masked_fill(~self.known_LR, torch.inf).amin(1)
+
+    @property
+    def most_L(self) -> Tensor:
+        """Seconds of the rank that waited most."""
+        return self.seconds_LR.amax(1)
+
+    def spread(self, name: str, numbers: list[int]) -> WaitSpread:
+        """Returns the waits in some labels together, of the ranks that are known in one of them."""
+        known_R = self.known_LR[numbers].any(0) if numbers else self.known_LR.new_ones(self.known_LR.shape[1])
+        ranks: list[int] = known_R.nonzero().view(-1).tolist()
+        summed_R: list[float] = self.seconds_LR[numbers].sum(0).tolist()
+        seconds = {rank: summed_R[rank] for rank in ranks}
+        least, most = min(ranks, key=seconds.__getitem__), max(ranks, key=seconds.__getitem__)
+        return WaitSpread(
+            label=name,
+            waits=round(self.calls_LR[numbers].sum(0).max().item(), 3),
+            least_s=round(seconds[least], 6),
+            median_s=round(statistics.median(seconds.values()), 6),
+            most_s=round(seconds[most], 6),
+            least_rank=least,
+            most_rank=most,
+        )
 
 
-def _spread(label: str, calls: Sequence[float], seconds: Sequence[float]) -> WaitSpread:
-    ranks = range(len(seconds))
-    least, most = min(ranks, key=seconds.__getitem__), max(ranks, key=seconds.__getitem__)
-    return WaitSpread(
-        label=label,
-        waits=round(max(calls), 3),
-        least_s=round(seconds[least], 6),
-        median_s=round(statistics.median(seconds), 6),
-        most_s=round(seconds[most], 6),
-        least_rank=least,
-        most_rank=most,
+def _by_label(rows_RNC: Tensor, names: Mapping[float, str], *, steps: int) -> _Waits:
+    codes_RN, calls_RN, seconds_RN = rows_RNC.unbind(-1)
+    ranks = len(rows_RNC)
+    codes, which_RN = codes_RN.unique(return_inverse=True)
+    label_of = [names.get(code, OTHER_LABEL) for code in codes.tolist()]
+    labels = list(dict.fromkeys(label_of))
+    numbers = {label: number for number, label in enumerate(labels)}
+    at = (
+        torch.tensor([numbers[label] for label in label_of])[which_RN],
+        torch.arange(ranks)[:, None].expand_as(which_RN),
+    )
+    calls_LR, seconds_LR = (
+        torch.zeros(len(labels), ranks, dtype=torch.float64).index_put_(at, each_RN / steps, accumulate=True)
+        for each_RN in (calls_RN, seconds_RN)
+    )
+    # A rank without others has sent all its labels: it has waited 0 s in any that it has not sent.
+    has_sent_all_R = calls_RN[:, -1] == 0
+    has_waits_L = calls_LR.any(1)
+    return _Waits(
+        labels=[label for label, has_waits in zip(labels, has_waits_L.tolist(), strict=True) if has_waits],
+        calls_LR=calls_LR[has_waits_L],
+        seconds_LR=seconds_LR[has_waits_L],
+        known_LR=((calls_LR > 0) | has_sent_all_R)[has_waits_L],
     )

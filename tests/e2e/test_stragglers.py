@@ -82,8 +82,9 @@ def test_a_rank_that_computes_a_fifth_longer_is_named_with_what_the_others_wait_
     events: list[dict[str, Any]] = [json.loads(line) for line in JobPaths(folder).events.read_text().splitlines()]
     (straggler,) = [event for event in events if event["event"] == "straggler"]
     assert straggler["rank"] == SLOW
-    assert 1.15 <= straggler["ratio"] < 1.3
-    assert straggler["own_s"] > straggler["others_s"] > 0.1
+    assert straggler["others_s"] > 0.1
+    # Two blocks of 10 ms more each.
+    assert 0.015 < straggler["own_s"] - straggler["others_s"] < 0.035
     assert straggler["others_wait_in"].startswith("reduce_scatter of unit ")
     assert straggler["others_wait_s"] > 0.01 > straggler["waits_s"]
     assert f"rank {SLOW} on localhost is steadily slower than the others" in said
@@ -96,8 +97,12 @@ def test_a_rank_that_computes_a_fifth_longer_is_named_with_what_the_others_wait_
 
     # The ranks' own records.
     waits = json.loads(dsrun("show", "last", "--waits", "--json", env=env))
-    assert waits["waited_for"]["rank"] == SLOW
+    assert waits["waited_for"]["ranks"] == [SLOW]
+    assert waits["waited_for"]["kind"] == "reduce_scatter"
     assert waits["waited_for"]["collective"].startswith("reduce_scatter of unit ")
-    assert 0.01 < waits["waited_for"]["held_s"] < 0.03
+    assert 0.01 < waits["waited_for"]["lost_s"] < 0.03
+    waited_s = waits["waits"]["waited_s"]
+    assert min(waited_s, key=waited_s.__getitem__) == str(SLOW)
+    assert len(waited_s) == RANKS
     assert (waits["waits"]["ranks"], waits["waits"]["steps"]) == (RANKS, 20)
-    assert dsrun("show", "last", "--waits", env=env).startswith(f"rank {SLOW} is waited for: the others stand ")
+    assert dsrun("show", "last", "--waits", env=env).startswith(f"rank {SLOW} is waited for: the others wait ")

@@ -17,7 +17,6 @@ from ...mesh.agree.same import check_agreement
 from ...mesh.join.groups import ProcessGroupMesh
 from ...optim.groups import GroupAssignment
 from ...zero.partition_parameters import home_of
-from .start_report import is_recorded
 
 
 def check_same_everywhere(
@@ -54,7 +53,6 @@ def check_same_everywhere(
         "the model's buffers": [(name, {"shape": list(b.shape), "dtype": str(b.dtype)}) for name, b in buffers],
         "the optimizer's groups": [(name, {"group": assignment.group_of.get(id(p))}) for name, p in params],
         "whether there is an optimizer": updates,
-        "whether the run is recorded": is_recorded(),
         "the length of training_data": len(training_data) if isinstance(training_data, Sized) else None,
         "the config": settings.raw,
     }

@@ -13,6 +13,7 @@ from dsrun.contract.environment import RUN_DIR_ENV, RankInfo
 from dsrun.contract.job_paths import JobPaths
 from dsrun.units import format_bytes, format_count
 
+from ...mesh.agree.same import largest
 from ...mesh.join.groups import ProcessGroupMesh
 from ...observe.records import RecordWriter
 from ...precision.policy import PrecisionPolicy
@@ -31,9 +32,13 @@ def records_path(info: RankInfo) -> Path | None:
     return JobPaths(Path(folder)).records if folder and info.rank == 0 else None
 
 
-def is_recorded() -> bool:
-    """Whether the first rank records the run; the launcher says so to all ranks, see `check_same_everywhere`."""
-    return bool(os.environ.get(RUN_DIR_ENV))
+def is_recorded_for_all(mesh: ProcessGroupMesh) -> bool:
+    """Whether every rank knows that the run is recorded; one all-reduce of 8 bytes, which every rank must call.
+
+    The launcher says so to each of them, and a script may have changed the environment of one.
+    """
+    lacks = 0.0 if os.environ.get(RUN_DIR_ENV) else 1.0
+    return largest([lacks], mesh.world, device=mesh.device, label="whether the run is recorded") == [0.0]
 
 
 def open_run(

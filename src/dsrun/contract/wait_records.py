@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 #: Event of a record of waits; its fields are those of `WaitRecord`.
 WAITS_EVENT = "waits"
 #: Label of all waits that have no row of their own.
 OTHER_LABEL = "other"
+#: Ranks of a record whose waits are told one by one: those of some hosts, in 1 KB.
+MOST_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitSpread:
-    """Waits of all ranks in one collective.
+    """Waits in one collective, or in several together, of the ranks that are known to have told them.
 
     Attributes:
         label: name of the collective, such as `reduce_scatter of unit 12`.
@@ -22,7 +24,7 @@ class WaitSpread:
         least_s: seconds a step of the rank that waited least.
         median_s: seconds a step, median of the ranks.
         most_s: seconds a step of the rank that waited most.
-        least_rank: rank that waited least: the one that the others wait for, if they wait.
+        least_rank: rank that waited least.
         most_rank: rank that waited most.
     """
 
@@ -46,6 +48,9 @@ class WaitRecord:
         ranks: number of ranks.
         total: waits in all collectives together.
         labels: waits by collective, longest first.
+        kinds: waits by kind of collective, see `collective_kind`, longest first; empty in records of an older version.
+        waited_s: seconds a step that each rank waited in all collectives together, by rank; of more than `MOST_RANKS`
+            ranks, those that waited least. Empty in records of an older version.
     """
 
     step: int
@@ -54,6 +59,13 @@ class WaitRecord:
     ranks: int
     total: WaitSpread
     labels: tuple[WaitSpread, ...]
+    kinds: tuple[WaitSpread, ...] = ()
+    waited_s: Mapping[int, float] = field(default_factory=dict[int, float])
+
+
+def collective_kind(label: str) -> str:
+    """Returns the kind of a collective: `reduce_scatter` of `reduce_scatter of unit 12`."""
+    return label.partition(" ")[0]
 
 
 def to_fields(record: WaitRecord) -> dict[str, Any]:
@@ -62,7 +74,7 @@ def to_fields(record: WaitRecord) -> dict[str, Any]:
 
 
 def from_fields(fields: Mapping[str, Any]) -> WaitRecord:
-    """Reads the fields of a record.
+    """Reads the fields of a record; those that it does not know are left out.
 
     Raises:
         KeyError: a field is missing.
@@ -75,4 +87,7 @@ def from_fields(fields: Mapping[str, Any]) -> WaitRecord:
         ranks=fields["ranks"],
         total=WaitSpread(**fields["total"]),
         labels=tuple(WaitSpread(**each) for each in fields["labels"]),
+        kinds=tuple(WaitSpread(**each) for each in fields.get("kinds", ())),
+        # JSON has no numbers as names.
+        waited_s={int(rank): seconds for rank, seconds in fields.get("waited_s", {}).items()},
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.contract.wait_records import WaitRecord, WaitSpread, to_fields
+from dsrun.launcher.jobs.lock import JobLock
 from support.cli import invoke
 from support.job_records import leave_job
 
@@ -39,7 +40,7 @@ def leave(folder: Path, record: WaitRecord) -> None:
 def test_the_answer_comes_in_words_and_the_figures_below(job: Path) -> None:
     leave(job, RECORD)
     assert invoke("show", "trained", "--waits").stdout.splitlines() == [
-        "rank 3 is waited for: the others stand 11 ms a step longer in reduce_scatter of unit 3, 18% of a step in all",
+        "rank 3 is waited for: the others wait 11 ms a step longer in reduce_scatter of unit 3, 18% of a step in all",
         "",
         "steps 21 to 40, 4 ranks, 60 ms a step; ms and waits are those of a step",
         "COLLECTIVE                WAITS  LEAST  MEDIAN  MOST   LEAST RANK  MOST RANK",
@@ -48,24 +49,75 @@ def test_the_answer_comes_in_words_and_the_figures_below(job: Path) -> None:
     ]
 
 
+def first_line(folder: Path, record: WaitRecord) -> str:
+    leave(folder, record)
+    return invoke("show", "trained", "--waits").stdout.splitlines()[0]
+
+
+def test_waits_in_many_collectives_are_told_by_kind(job: Path) -> None:
+    kind = replace(REDUCE, label="reduce_scatter", least_s=0.01, median_s=0.04, most_s=0.05)
+    assert first_line(job, replace(RECORD, kinds=(kind,), total=replace(kind, label="all"), step_s=0.15)) == (
+        "rank 3 is waited for: the others wait 30 ms a step longer in reduce_scatter, "
+        "most in reduce_scatter of unit 3, 11 ms; 20% of a step in all"
+    )
+    assert first_line(job, replace(RECORD, kinds=(kind,), labels=(), step_s=0.06)) == (
+        "rank 3 is waited for: the others wait 30 ms a step longer in reduce_scatter; 18% of a step in all"
+    )
+    assert first_line(job, replace(RECORD, labels=())) == (
+        "rank 3 is waited for: the others wait 11 ms a step longer, 18% of a step in all"
+    )
+
+
+def test_several_ranks_are_named_as_a_set(job: Path) -> None:
+    waited_s = {rank: 0.0004 if rank >= 4 else 0.0114 for rank in range(8)}
+    total = replace(RECORD.total, median_s=0.0059)
+    barrier = replace(total, label="barrier", least_rank=6)
+    record = replace(RECORD, ranks=8, waited_s=waited_s, total=total, labels=(barrier,))
+    assert first_line(job, record) == (
+        "ranks 4-7 are waited for: the others wait 11 ms a step longer in barrier, 18% of a step in all"
+    )
+
+
+def test_where_waits_differ_they_are_not_called_alike_though_nobody_is_named(job: Path) -> None:
+    """Most ranks are slow, so none is slower than most."""
+    total = replace(RECORD.total, least_s=0.012, median_s=0.0121, most_s=0.04, least_rank=5, most_rank=1)
+    assert first_line(job, replace(RECORD, ranks=8, total=total)) == (
+        "no rank stands out, but waits differ by 28 ms a step: rank 5 waits least, rank 1 most"
+    )
+    waited_s = {rank: 0.0399 if rank < 3 else 0.0121 for rank in range(8)}
+    assert first_line(job, replace(RECORD, ranks=8, total=total, waited_s=waited_s)) == (
+        "no rank stands out, but waits differ by 28 ms a step: ranks 3-7 wait least, ranks 0-2 most"
+    )
+
+
 def test_where_all_wait_alike_nobody_is_named(job: Path) -> None:
-    leave(job, replace(RECORD, total=replace(REDUCE, label="all", least_s=0.011)))
-    first = invoke("show", "trained", "--waits").stdout.splitlines()[0]
-    assert first == ("no rank is waited for: all wait about alike, longest in reduce_scatter of unit 3, 11.4 ms a step")
+    total = replace(REDUCE, label="all", least_s=0.011)
+    assert first_line(job, replace(RECORD, total=total)) == (
+        "no rank is waited for: all wait about alike, longest in reduce_scatter of unit 3, 11.4 ms a step"
+    )
 
 
-def test_json_has_the_record_and_the_rank(job: Path) -> None:
-    leave(job, RECORD)
+def test_json_has_the_record_and_the_ranks(job: Path) -> None:
+    leave(job, replace(RECORD, waited_s={0: 0.0114, 1: 0.0118, 2: 0.0114, 3: 0.0004}))
     value = json.loads(invoke("show", "trained", "--waits", "--json").stdout)
-    assert (value["id"], value["waited_for"]["rank"]) == ("trained", 3)
+    assert (value["id"], value["waited_for"]["ranks"], value["waited_for"]["lost_s"]) == ("trained", [3], 0.011)
     assert value["waits"]["labels"][0]["most_s"] == 0.0118
+    assert value["waits"]["waited_s"]["3"] == 0.0004
 
 
-def test_a_job_without_records_of_waits_says_when_there_are_some(job: Path) -> None:
-    del job
-    shown = invoke("show", "trained", "--waits")
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_job_without_records_of_waits_says_when_there_are_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = leave_job(tmp_path / "dsrun" / "jobs", "young", outcome=None if runs else "done")
+    lock = JobLock(folder) if runs else None
+    shown = invoke("show", "young", "--waits")
     assert shown.exit_code == 2
-    assert "error: job trained: its ranks have recorded no waits" in shown.stderr
-    assert "every 20 optimizer steps" in shown.stderr
-    empty = json.loads(invoke("show", "trained", "--waits", "--json").stdout)
+    assert "error: job young: its ranks have recorded no waits" in shown.stderr
+    assert "every 20 optimizer steps, the first time after step 21" in shown.stderr
+    assert ("until then `dsrun top young` shows who waits" in shown.stderr) == runs
+    empty = json.loads(invoke("show", "young", "--waits", "--json").stdout)
     assert (empty["waits"], empty["waited_for"]) == (None, None)
+    if lock is not None:
+        lock.release()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dsrun.launcher.failures.stragglers import Straggler, StragglerTracker, Wait
+from dsrun.launcher.failures.stragglers import Straggler, StragglerTracker, Wait, is_slow, medians_of_others
 from dsrun.launcher.protocol import RankStatus
 
 #: Where the rank that is slow waits longest, and where the others do.
@@ -45,6 +45,18 @@ def watch(
     return found
 
 
+def test_each_rank_is_compared_with_the_median_of_the_others() -> None:
+    assert medians_of_others({0: 1.0, 1: 4.0}) == {0: 4.0, 1: 1.0}
+    assert medians_of_others({2: 1.0, 5: 2.0, 7: 4.0, 9: 8.0}) == {2: 4.0, 5: 4.0, 7: 2.0, 9: 2.0}
+
+
+@pytest.mark.parametrize(
+    ("own_s", "others_s", "slow"), [(0.96, 0.8, True), (0.9, 0.8, False), (0.05, 0.02, False), (0.5, 0.0, False)]
+)
+def test_a_rank_is_slow_by_its_share_of_a_step_and_its_ratio(own_s: float, others_s: float, slow: bool) -> None:
+    assert is_slow(own_s, others_s=others_s, step_s=1.0) == slow
+
+
 def test_a_rank_that_is_steadily_slower_by_a_third_is_named_once_with_its_ratio_and_its_own_time() -> None:
     (straggler,) = watch(lambda rank, second: 0.4 if rank == 2 else 0.3)
     assert straggler.rank == 2
@@ -67,8 +79,10 @@ def test_half_the_ranks_may_be_slow() -> None:
 
 def test_a_straggler_comes_with_what_the_others_wait_in_and_with_what_it_waits_in() -> None:
     (straggler,) = watch(lambda rank, second: 0.4 if rank == 2 else 0.3)
-    assert straggler.others_wait == Wait("reduce_scatter of unit 3", pytest.approx(0.2))
-    assert straggler.waits == Wait("all_gather of unit 0", pytest.approx(0.1))
+    assert straggler.others_wait.collective == "reduce_scatter of unit 3"
+    assert straggler.others_wait.seconds == pytest.approx(0.2)
+    assert straggler.waits.collective == "all_gather of unit 0"
+    assert straggler.waits.seconds == pytest.approx(0.1)
 
 
 def test_one_rank_that_waited_long_for_once_does_not_speak_for_the_others() -> None:

@@ -25,7 +25,7 @@ from support.ranks import run_ranks
 CPU = torch.device("cpu")
 
 
-class Told:
+class Recorder:
     """A heartbeat that remembers."""
 
     def __init__(self) -> None:
@@ -78,8 +78,8 @@ class Event:
         return 1000 * (end_event.at_s - self.at_s)
 
 
-def on_stream() -> tuple[WaitTimes, Told, Stream]:
-    told, stream = Told(), Stream()
+def on_stream() -> tuple[WaitTimes, Recorder, Stream]:
+    told, stream = Recorder(), Stream()
     return WaitTimes(told, make_event=stream.event, is_capturing=lambda: stream.is_captured), told, stream
 
 
@@ -96,7 +96,7 @@ def read(waits: WaitTimes, host_s: float = 5.0) -> None:
 
 
 def test_waits_of_a_thread_are_counted_by_collective_and_told_to_the_heartbeat() -> None:
-    told = Told()
+    told = Recorder()
     waits = WaitTimes(told)
     for name, seconds in (("all_gather of unit 1", 0.5), ("barrier", 0.1), ("all_gather of unit 1", 0.25)):
         waits.enter(name, WaitKind.THREAD)
@@ -107,7 +107,7 @@ def test_waits_of_a_thread_are_counted_by_collective_and_told_to_the_heartbeat()
 
 
 def test_between_two_snapshots_are_the_waits_that_there_were() -> None:
-    waits = WaitTimes(Told())
+    waits = WaitTimes(Recorder())
     waits.enter("barrier", WaitKind.THREAD)
     waits.leave(1.0)
     before = waits.snapshot()
@@ -204,7 +204,7 @@ def test_a_wait_that_failed_is_not_counted_and_its_name_stays() -> None:
 
 
 def test_the_heartbeat_is_told_now_and_then_what_was_waited_in_longest_lately() -> None:
-    told, now_s = Told(), [0.0]
+    told, now_s = Recorder(), [0.0]
     waits = WaitTimes(told, clock=lambda: now_s[0])
 
     def step(seconds: float, **waited: float) -> None:
