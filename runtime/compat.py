@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -44,6 +45,7 @@ __all__ = [
     "is_compiled",
     "keeps_graph",
     "memory_trace",
+    "new_named_group",
     "out_of_transforms",
     "pass_for_parameter",
     "reduce_scatter_single",
@@ -94,6 +96,36 @@ def timeout_of(group: dist.ProcessGroup) -> float:
 def store_of(group: dist.ProcessGroup) -> Store:
     """Returns the part of the job's store that a group's ranks share."""
     return dist.distributed_c10d._get_process_group_store(group)  # pyright: ignore[reportPrivateUsage]
+
+
+def new_named_group(ranks: Sequence[int], *, backend: str, name: str, timeout: timedelta) -> dist.ProcessGroup:
+    """Makes a group of some ranks, of which this is one; these ranks call, and no others.
+
+    `new_group(use_local_synchronization=True)` does the same under a name of torch's own, which is made of the ranks
+    and of how many groups the caller has. Ranks that have unlike numbers of groups would wait for each other in vain.
+
+    Args:
+        ranks: ranks of the group, by their numbers in the default group, ascending.
+        backend: the group's library, for tensors on the CPU.
+        name: name under which the group's ranks meet; no other group of the default one has had it.
+        timeout: longest wait for the other ranks, in this call and in the group's collectives.
+    """
+    c10d: Any = dist.distributed_c10d
+    world = dist.group.WORLD
+    assert isinstance(world, dist.ProcessGroup), "torch.distributed is not initialised"
+    members = list(ranks)
+    group, _ = c10d._new_process_group_helper(
+        len(members),
+        members.index(world.rank()),
+        members,
+        c10d.Backend(backend),
+        store_of(world),
+        name,
+        timeout=timeout,
+        group_desc=name,
+    )
+    c10d._world.pg_group_ranks[group] = {member: number for number, member in enumerate(members)}
+    return group
 
 
 def foreach_mul(tensors: Sequence[Tensor], factor: float) -> None:

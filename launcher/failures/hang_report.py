@@ -59,7 +59,12 @@ _Waits = Literal["", "ranks", "gpu", "backward"]
 #: for the function's own name.
 _PLACES: tuple[tuple[str, str, str, _Waits], ...] = (
     ("torch/utils/data/dataloader.py", r"__next__", "DataLoader.__next__", ""),
-    (_C10D, r"init_process_group|new_group|_store_based_barrier", "init_process_group", "ranks"),
+    (
+        _C10D,
+        r"init_process_group|new_group|_new_process_group_helper|_store_based_barrier",
+        "init_process_group",
+        "ranks",
+    ),
     ("torch/distributed/rendezvous.py", r".*", "init_process_group", "ranks"),
     (_C10D, r"(monitored_)?barrier|all_\w+|reduce\w*|broadcast\w*|gather\w*|scatter\w*|i?send|i?recv", "{}", "ranks"),
     ("dsrun/runtime/mesh/collectives.py", r"[a-z]\w*", "{}", "ranks"),

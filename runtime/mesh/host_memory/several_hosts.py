@@ -79,6 +79,7 @@ class HierarchicalCollectives(C10dCollectives):
     Args:
         group: the axis, over Gloo.
         observer: observer that is told of this rank's waits; None for no observer.
+        inside: those ranks of the axis that are on this rank's host. Used to set up, not to move data.
         hosts: ranks of the axis by host, each rank once, ascending in each host; the same on every rank.
         timeout_s: longest wait for the other ranks.
         where: the step this rank is in.
@@ -92,6 +93,7 @@ class HierarchicalCollectives(C10dCollectives):
         group: dist.ProcessGroup,
         observer: WaitObserver | None = None,
         *,
+        inside: dist.ProcessGroup,
         hosts: Sequence[Sequence[int]],
         timeout_s: float,
         where: Where | None = None,
@@ -100,9 +102,6 @@ class HierarchicalCollectives(C10dCollectives):
         self._hosts = [list(host) for host in hosts]
         self._here = next(host for host in self._hosts if self.rank in host)
         self._remote = [rank for rank in range(self.size) if rank not in self._here]
-        members = [self._ranks[rank] for rank in self._here]
-        inside = dist.new_group(members, backend="gloo", use_local_synchronization=True)
-        assert isinstance(inside, dist.ProcessGroup), "this rank is one of its host's"
         failure: OSError | None = None
         shared: SharedMemoryCollectives | None = None
         try:

@@ -230,33 +230,33 @@ def _cpu_collectives(
     where: Where,
     *,
     make_reductions: Callable[[tuple[str, ...]], dist.ProcessGroup],
+    make_inside: Callable[[tuple[int, ...]], dist.ProcessGroup],
 ) -> dict[tuple[str, ...], C10dCollectives]:
     """Returns collectives through shared memory: of all ranks, or of those of each host with Gloo between hosts.
 
     Where memory cannot be shared, Gloo does it alone, in two groups.
 
     Args:
-        groups: this rank's group of each view; that of all ranks is the first one.
+        groups: this rank's group of each view.
         observer: observer that is told of this rank's waits; None for no observer.
         where: the step this rank is in.
-        make_reductions: function that makes another group of the ranks of a view.
+        make_reductions: function that makes another group of this rank's peers in a view.
+        make_inside: function that makes a group of some ranks, which all call it.
     """
-    made = {view: _over_shared_memory(group, observer, where) for view, group in groups.items()}
-    lacking = torch.tensor([collectives is None for collectives in made.values()], dtype=torch.uint8)
-    if len(groups) > 1:
-        # torch names a group by its ranks and by how many its maker has: all ranks make one more, or none does.
-        dist.all_reduce(lacking, op=dist.ReduceOp.MAX, group=next(iter(groups.values())))
     bound: dict[tuple[str, ...], C10dCollectives] = {}
-    for (view, group), is_lacking in zip(groups.items(), lacking.tolist(), strict=True):
-        reductions = make_reductions(view) if is_lacking else None
-        bound[view] = made[view] or GlooCollectives(
-            group, observer, reductions=reductions, where=where, device=torch.device("cpu")
+    for view, group in groups.items():
+        # All peers of a view get the same. Those of another view may get something else: no rank waits for them.
+        bound[view] = _over_shared_memory(group, observer, where, make_inside) or GlooCollectives(
+            group, observer, reductions=make_reductions(view), where=where, device=torch.device("cpu")
         )
     return bound
 
 
 def _over_shared_memory(
-    group: dist.ProcessGroup, observer: WaitObserver | None, where: Where
+    group: dist.ProcessGroup,
+    observer: WaitObserver | None,
+    where: Where,
+    make_inside: Callable[[tuple[int, ...]], dist.ProcessGroup],
 ) -> C10dCollectives | None:
     """Returns collectives through the memory that the hosts' ranks share; None where they cannot share any."""
     hosts = find_hosts(exchange_over(group))
@@ -264,7 +264,10 @@ def _over_shared_memory(
     try:
         if len(hosts) == 1:
             return SharedMemoryCollectives(group, observer, timeout_s=timeout_s, where=where)
-        return HierarchicalCollectives(group, observer, hosts=hosts, timeout_s=timeout_s, where=where)
+        ranks = dist.get_process_group_ranks(group)
+        here = next(host for host in hosts if group.rank() in host)
+        inside = make_inside(tuple(ranks[rank] for rank in here))
+        return HierarchicalCollectives(group, observer, inside=inside, hosts=hosts, timeout_s=timeout_s, where=where)
     except OSError as error:
         if group.rank() == 0:
             _log.warning("the ranks cannot share memory (%s): Gloo moves their data, several times slower", error)
@@ -381,6 +384,10 @@ def make_mesh(
         keys.append(GroupKey(backend, purpose, spec.peers(info.rank, view)))
         return use.groups.take(keys[-1], spec.groups(view))
 
+    def take_inside(ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        keys.append(GroupKey(backend, "host", ranks))
+        return use.groups.take(keys[-1], [ranks])
+
     groups: dict[tuple[str, ...], dist.ProcessGroup] = {}
     for view in spec.views():
         if spec.size(view) > 1 or groups_of_one:
@@ -390,7 +397,13 @@ def make_mesh(
     if backend == "nccl":
         bound = {view: C10dCollectives(group, observer, where=where, device=device) for view, group in groups.items()}
     else:
-        bound = _cpu_collectives(groups, observer, where, make_reductions=lambda view: take(view, "reductions"))
+        bound = _cpu_collectives(
+            groups,
+            observer,
+            where,
+            make_reductions=lambda view: take(view, "reductions"),
+            make_inside=take_inside,
+        )
     atexit.register(_leave_at_exit, [weakref.ref(axis) for axis in bound.values()], weakref.ref(where), os.getpid())
     views = {view: bound[view] if view in bound else AloneCollectives() for view in spec.views()}
     return ProcessGroupMesh(spec, info, device, backend, views, where)

@@ -11,19 +11,23 @@ when Python pleases, which differs by rank; its groups stay, and the next mesh g
 [Note: own groups] A rank makes the groups that it is in and no others: with thousands of ranks, a call of all of them
 for each group of each axis takes minutes. So all groups of a view are made at once, each by its own ranks; and all
 ranks make those of one view before those of the next, for groups that overlap and are made in other orders wait for
-each other. Gloo's ranks meet among themselves. NCCL's are a split of the default communicator, one call a view, where
-that is bound to a device as `join` binds it. A script's own default group may not be: then torch only notes the groups
-of others, and no rank waits for them.
+each other. Gloo's ranks meet among themselves, see [Note: own names]. NCCL's are a split of the default communicator,
+one call a view, where that is bound to a device as `join` binds it. A script's own default group may not be: then torch
+only notes the groups of others, and no rank waits for them.
 
-[Note: Gloo's groups stay] torch names a group that its own ranks make by these ranks and by how many groups there are.
-So one that is made after another was destroyed has its name, and finds its keys in the store: the barrier counts the
-ranks of before, and a rank may connect to an address that nobody listens at any more. It then waits until its time is
-over. A Gloo group holds some sockets and threads and no device memory, so it stays for the next mesh that needs it, and
-ends with the default group.
+[Note: own names] The ranks of a Gloo group meet under its name. torch's name for a group that its own ranks make counts
+the groups that the caller has, and ranks may differ in that: those of an axis that spans hosts have one more, and a
+script makes groups as it likes. So the name is ours: what the group is for, its ranks, and how often these have made
+one for this. Only the group's ranks count that, and each of them counts the same.
+
+[Note: Gloo's groups stay] A Gloo group holds some sockets and threads and no device memory. So it stays for the next
+mesh that needs it, which then waits for nobody, and ends with the default group.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,11 +35,12 @@ from typing import Literal
 
 import torch.distributed as dist
 
-from ...compat import backends_of
+from ...compat import backends_of, new_named_group
 from .backends import Backend
 
-#: The same ranks may have two communicators: one for everything, or another for sums alone.
-Purpose = Literal["all", "reductions"]
+#: The same ranks may have several groups: one for everything, another for sums alone, and one to share memory by, of
+#: those ranks of an axis that are on one host.
+Purpose = Literal["all", "reductions", "host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +76,21 @@ class SharedGroups:
     def __init__(self, *, timeout_s: float) -> None:
         self._timeout = timedelta(seconds=timeout_s)
         self._shared: dict[GroupKey, _Shared] = {}
+        self._times_made: Counter[GroupKey] = Counter()
 
     def __len__(self) -> int:
         """Returns how many groups meshes are on."""
         return sum(shared.users > 0 for shared in self._shared.values())
 
     def take(self, key: GroupKey, groups: Sequence[tuple[int, ...]]) -> dist.ProcessGroup:
-        """Returns this rank's group, which is made where no mesh has it; every rank of the job must call.
+        """Returns this rank's group, which is made where no mesh has it.
+
+        Every rank of the job must call; for a group of Gloo's, every rank of the group.
 
         Args:
             key: the group.
             groups: ranks of all groups that are made together, this one among them: each rank of the job is in one.
+                For a group of Gloo's it alone counts.
         """
         shared = self._shared.get(key)
         if shared is None:
@@ -110,9 +119,9 @@ class SharedGroups:
     def _make(self, key: GroupKey, groups: Sequence[tuple[int, ...]]) -> dist.ProcessGroup:
         """Makes a group, see [Note: own groups]."""
         if key.backend == "gloo":
-            made = dist.new_group(
-                list(key.ranks), backend="gloo", timeout=self._timeout, use_local_synchronization=True
-            )
+            name = _name_of(key, self._times_made[key])
+            self._times_made[key] += 1
+            made = new_named_group(key.ranks, backend="gloo", name=name, timeout=self._timeout)
         elif len(groups) > 1 and may_split():
             made = dist.split_group(split_ranks=[list(ranks) for ranks in groups], timeout=self._timeout)
         else:
@@ -121,6 +130,12 @@ class SharedGroups:
             made = every[groups.index(key.ranks)]
         assert isinstance(made, dist.ProcessGroup), "this rank is in the group"
         return made
+
+
+def _name_of(key: GroupKey, number: int) -> str:
+    """Returns a name, see [Note: own names]; the ranks of a large job would make a long one."""
+    ranks = hashlib.sha256("_".join(map(str, key.ranks)).encode()).hexdigest()
+    return f"dsrun/{key.purpose}/{ranks}/{number}"
 
 
 def may_split() -> bool:

@@ -18,6 +18,7 @@ from dsrun.runtime.mesh.collectives import Collectives, own_slice
 from dsrun.runtime.mesh.host_memory.collectives import SharedMemoryCollectives
 from dsrun.runtime.mesh.host_memory.several_hosts import HierarchicalCollectives, carrier_of
 from dsrun.runtime.mesh.join.groups import join, make_mesh
+from dsrun.runtime.mesh.join.shared_groups import GroupKey, SharedGroups
 from dsrun.runtime.mesh.loopback import LoopbackWorld
 from dsrun.runtime.mesh.step_position import Where
 from support.ranks import run_ranks
@@ -68,12 +69,19 @@ def results(axis: Collectives, numel: int, dtype: torch.dtype, *, shared: bool) 
     ]
 
 
+def inside(groups: SharedGroups, hosts: list[list[int]]) -> dist.ProcessGroup:
+    """The ranks on this one's host, of all ranks of the job."""
+    here = next(tuple(host) for host in hosts if dist.get_rank() in host)
+    return groups.take(GroupKey("gloo", "host", here), [here])
+
+
 def _everywhere(dtype: torch.dtype) -> dict[str, list[list[str]]]:
     """Results by place of the ranks; `one host` is all of them sharing memory."""
     info = RankInfo.from_env()
     join(info, backend="gloo", device=CPU, timeout_s=60)
     group = dist.group.WORLD
     assert isinstance(group, dist.ProcessGroup)
+    groups = SharedGroups(timeout_s=60)
     found: dict[str, list[list[str]]] = {}
     for name, hosts in [("one host", [[0, 1, 2, 3]]), *PLACES.items()]:
         found[name] = []
@@ -81,7 +89,7 @@ def _everywhere(dtype: torch.dtype) -> dict[str, list[list[str]]]:
             axis = (
                 SharedMemoryCollectives(group, timeout_s=60)
                 if len(hosts) == 1
-                else HierarchicalCollectives(group, hosts=hosts, timeout_s=60)
+                else HierarchicalCollectives(group, inside=inside(groups, hosts), hosts=hosts, timeout_s=60)
             )
             found[name].append(results(axis, numel, dtype, shared=number != 1))
     return found
@@ -110,7 +118,9 @@ def _two_hosts(how: str) -> str:
     group = dist.group.WORLD
     assert isinstance(group, dist.ProcessGroup)
     where = Where()
-    axis = HierarchicalCollectives(group, hosts=[[0], [1]], timeout_s=2, where=where)
+    hosts = [[0], [1]]
+    own = inside(SharedGroups(timeout_s=2), hosts)
+    axis = HierarchicalCollectives(group, inside=own, hosts=hosts, timeout_s=2, where=where)
     where.at(7, 1)
     if how == "leaves" and info.rank == 1:
         axis.close()
@@ -154,7 +164,9 @@ def _late() -> float:
     group = dist.group.WORLD
     assert isinstance(group, dist.ProcessGroup)
     seconds = WaitSeconds()
-    axis = HierarchicalCollectives(group, seconds, hosts=[[0], [1]], timeout_s=30)
+    hosts = [[0], [1]]
+    own = inside(SharedGroups(timeout_s=30), hosts)
+    axis = HierarchicalCollectives(group, seconds, inside=own, hosts=hosts, timeout_s=30)
     axis.barrier()
     before_s = seconds.waited_s
     if info.rank == 1:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +15,7 @@ import torch.distributed as dist
 
 from dsrun.config.axes import divide
 from dsrun.contract.environment import RankInfo
+from dsrun.mesh_spec import MeshSpec
 from dsrun.runtime.compat import HashStore
 from dsrun.runtime.mesh.c10d import C10dCollectives
 from dsrun.runtime.mesh.collectives import Collectives
@@ -93,6 +99,95 @@ def test_the_gloo_groups_of_axes_outlive_the_last_mesh_and_end_with_the_default_
 def test_the_groups_of_a_mesh_that_was_dropped_stay_for_the_next() -> None:
     # When Python frees it differs by rank: one rank would make a group that the others have.
     assert run_ranks(4, _two_meshes, "drops") == [[True, True, True, True]] * 4
+
+
+def _groups_asked_for() -> list[list[int]]:
+    info = RankInfo.from_env()
+    join(info, backend="gloo", device=CPU, timeout_s=30)
+    # Whichever way a group is asked of torch, a rank that will not be in it comes here too.
+    helper = "_new_process_group_helper"
+    c10d: Any = dist.distributed_c10d
+    with mock.patch.object(c10d, helper, wraps=getattr(c10d, helper)) as asked:
+        make_mesh(divide(4, {"tensor": 2}), info, device=CPU)
+    return sorted(list(call.args[2]) for call in asked.call_args_list)
+
+
+def test_a_rank_makes_the_groups_that_it_is_in_and_no_others() -> None:
+    assert run_ranks(4, _groups_asked_for) == [
+        [[0, 1], [0, 2]],
+        [[0, 1], [1, 3]],
+        [[0, 2], [2, 3]],
+        [[1, 3], [2, 3]],
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Odd:
+    """What ranks may not have in common, so that they make unlike numbers of groups.
+
+    Attributes:
+        world_size: ranks of the job, on a grid whose tensor axis has two.
+        host_ranks: ranks of each host.
+        own_group: ranks that have a group of their own before the first mesh is made.
+        without_memory: ranks that can make no shared memory.
+    """
+
+    world_size: int
+    host_ranks: int
+    own_group: tuple[int, ...] = ()
+    without_memory: tuple[int, ...] = ()
+
+    @property
+    def spec(self) -> MeshSpec:
+        return divide(self.world_size, {"tensor": 2})
+
+
+def _meshes_in_turn(odd: Odd) -> list[list[tuple[str, float]]]:
+    """What this rank's collectives are, and a sum by each, for each view of three meshes."""
+    info = RankInfo.from_env()
+    join(info, backend="gloo", device=CPU, timeout_s=15)
+    if info.rank in odd.own_group:
+        dist.new_group([info.rank], use_local_synchronization=True)
+    found: list[list[tuple[str, float]]] = []
+    with ExitStack() as stack:
+        # Ranks of another user cannot map each other's memory, so they count as being on another host.
+        stack.enter_context(mock.patch.object(os, "geteuid", return_value=info.rank // odd.host_ranks))
+        if info.rank in odd.without_memory:
+            stack.enter_context(mock.patch.object(os, "memfd_create", side_effect=OSError("no memory")))
+        meshes: list[ProcessGroupMesh] = []
+        for _ in range(3):
+            meshes.append(make_mesh(odd.spec, info, device=CPU))
+            found.append([])
+            for view in odd.spec.views():
+                value = torch.full((1,), float(10**info.rank))
+                meshes[-1].over(view).all_reduce(value).wait()
+                found[-1].append((type(meshes[-1].over(view)).__name__, value.item()))
+            if len(meshes) == 2:
+                leave(meshes[0])
+    return found
+
+
+ODD = {
+    "pairs within and across hosts": Odd(6, 3),
+    "hosts of unlike size": Odd(6, 5),
+    "a group of the script's own on one rank": Odd(4, 4, own_group=(0,)),
+    "groups of the script's own and several hosts": Odd(6, 3, own_group=(1, 5)),
+    "a rank without shared memory": Odd(4, 4, without_memory=(3,)),
+    "a rank of another host without shared memory": Odd(6, 3, without_memory=(2,)),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_ranks_that_have_unlike_numbers_of_groups_meet_in_each_view_of_each_mesh(name: str) -> None:
+    odd = ODD[name]
+    spec = odd.spec
+    ranks: list[list[list[tuple[str, float]]]] = run_ranks(odd.world_size, _meshes_in_turn, odd, timeout_s=60)
+    for rank, meshes in enumerate(ranks):
+        sums = [float(sum(10**peer for peer in spec.peers(rank, view))) for view in spec.views()]
+        assert [[value for _, value in mesh] for mesh in meshes] == [sums] * 3, rank
+    if len(odd.own_group) == 0:
+        kinds = {tuple(kind for kind, _ in meshes[0]) for meshes in ranks}
+        assert len(kinds) > 1, "the ranks are not alike, or this proves nothing"
 
 
 @pytest.mark.cuda
