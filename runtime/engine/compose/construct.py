@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from dsrun.config.axes import axes_of
+from dsrun.config.axes import axes_of, misfit
 from dsrun.config.config import Config
-from dsrun.config.load import inspect
+from dsrun.config.load import inspect_tree
 from dsrun.config.text.source import ConfigSource, read_source
+from dsrun.config.text.tree import Node
 from dsrun.errors import InputError
 
 from ...mesh.join.gpus import choose_device
@@ -70,14 +71,16 @@ class Init:
             if value is not None:
                 raise InputError(f"dsrun.zero.Init: {name} is given, which is not supported", hint=f"leave {name} out")
         source = config_dict_or_path if config_dict_or_path is not None else config
-        zero = {} if source is None else _zero_section(source)
-        self._enabled = enabled and (source is None or zero.get("stage") == 3)
+        root, label = (None, "") if source is None else read_source(source)
+        zero = {} if root is None else _zero_section(root)
+        self._enabled = enabled and (root is None or zero.get("stage") == 3)
         offload: Any = zero.get("offload_param")
         leaves = isinstance(offload, Mapping) and offload.get("device") in ("cpu", "nvme")
         self._on_host = leaves or remote_device == "cpu"
         self._dtype = dtype
-        # What is wrong with it, `dsrun.initialize` says.
-        self._settings = (None if source is None else inspect(source).config) or Config()
+        # What is wrong with it, `dsrun.initialize` says; it is not even looked at where nothing is cut.
+        inspected = inspect_tree(root, label).config if self._enabled and root is not None else None
+        self._settings = inspected or Config()
         self._stack = ExitStack()
         if module is not None and self._enabled:
             self._nursery().take(module.named_parameters())
@@ -96,13 +99,14 @@ class Init:
     def _nursery(self) -> UnbuiltParameters:
         info = join_job()
         device = choose_device(present_backend(), info)
-        mesh = make_mesh(axes_of(self._settings, info.world_size), info, device=device)
+        # That the axes do not divide the ranks is for `dsrun.initialize` to say too, with all else that is wrong.
+        settings = self._settings if misfit(self._settings, info.world_size) is None else Config()
+        mesh = make_mesh(axes_of(settings, info.world_size), info, device=device)
         return UnbuiltParameters(mesh.replicas(), device=mesh.device, dtype=self._dtype, on_host=self._on_host)
 
 
-def _zero_section(source: ConfigSource) -> Mapping[str, Any]:
+def _zero_section(root: Node) -> Mapping[str, Any]:
     """Returns what a config says of ZeRO; what else is in it, and what is wrong with it, `dsrun.initialize` says."""
-    root, _ = read_source(source)
     raw = root.plain()
     section = raw.get("zero_optimization") if isinstance(raw, dict) else None
     return section if isinstance(section, dict) else {}

@@ -12,7 +12,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -38,7 +38,7 @@ def describe(model: nn.Module) -> ModelSize:
     Args:
         model: model on any device, also the meta device.
     """
-    trained = [(spec.name, spec.module, _buffer_numel(spec)) for spec in find_units(model)]
+    trained = [_TrainedUnit(s.name, s.module, _buffer_numel(s), s.dtype is not None) for s in find_units(model)]
     return _describe(model, trained)
 
 
@@ -49,7 +49,9 @@ def describe_units(model: nn.Module, units: Sequence[ParamUnit]) -> ModelSize:
         model: the engine's module.
         units: its trained parameters.
     """
-    return _describe(model, [(unit.name, unit.module, unit.layout.numel) for unit in units])
+    # The units have names as `find_units` gives them, cut by an axis or not.
+    trained = [_TrainedUnit(u.name, u.module, u.layout.numel, u.name.startswith(KEPT)) for u in units]
+    return _describe(model, trained)
 
 
 def hidden_size(model: nn.Module, units: Sequence[ParamUnit]) -> int | None:
@@ -76,8 +78,24 @@ def start_record(model: nn.Module, units: Sequence[ParamUnit], *, world_size: in
     }
 
 
-def _describe(model: nn.Module, trained: Sequence[tuple[str, nn.Module | None, int]]) -> ModelSize:
-    """Describes a model by (name, module, elements of the buffer) of its trained units."""
+@dataclass(frozen=True, slots=True)
+class _TrainedUnit:
+    """What a description says of a unit of trained parameters.
+
+    Attributes:
+        name: name of the unit.
+        module: module that uses the parameters; None for a rest unit.
+        numel: elements of its buffer.
+        kept: whether it stays in fp32 where the others have 16 bits.
+    """
+
+    name: str
+    module: nn.Module | None
+    numel: int
+    kept: bool
+
+
+def _describe(model: nn.Module, trained: Sequence[_TrainedUnit]) -> ModelSize:
     units = _unit_groups(model, trained)
     shape, notes = _architecture(model, units)
     params = list(model.parameters())
@@ -91,9 +109,9 @@ def _describe(model: nn.Module, trained: Sequence[tuple[str, nn.Module | None, i
     )
 
 
-def _unit_groups(model: nn.Module, trained: Sequence[tuple[str, nn.Module | None, int]]) -> list[UnitGroup]:
+def _unit_groups(model: nn.Module, trained: Sequence[_TrainedUnit]) -> list[UnitGroup]:
     """Puts trained and frozen parameters of each unit's module together, in order of registration; rest unit last."""
-    sizes = {id(module): (name, numel) for name, module, numel in trained if module is not None}
+    sizes = {id(unit.module): (unit.name, unit.numel) for unit in trained if unit.module is not None}
     frozen = {id(spec.module): spec for spec in find_frozen_units(model)}
     groups: list[UnitGroup] = []
     for key in map(id, model.modules()):
@@ -104,8 +122,8 @@ def _unit_groups(model: nn.Module, trained: Sequence[tuple[str, nn.Module | None
             groups.append(UnitGroup(spec.name, numel, frozen=_buffer_numel(spec), frozen_numel=params))
         elif key in sizes:
             groups.append(UnitGroup(name, numel))
-    rest = [(name, numel) for name, module, numel in trained if module is None]
-    return [*groups, *(UnitGroup(name, numel, has_module=False, kept=name == KEPT) for name, numel in rest)]
+    rest = [unit for unit in trained if unit.module is None]
+    return [*groups, *(UnitGroup(unit.name, unit.numel, has_module=False, kept=unit.kept) for unit in rest)]
 
 
 def _buffer_numel(spec: UnitSpec) -> int:

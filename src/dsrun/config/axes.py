@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dsrun.config.findings import Code, Finding, Severity
+from dsrun.config.text.tree import Position
 from dsrun.errors import ConfigError
 from dsrun.mesh_spec import Axis, MeshSpec, Role
 
@@ -27,6 +29,7 @@ class AxisRow:
         size: function that returns its size in a config; None: it has the ranks that the other axes leave.
         roles: roles that its ranks play beside `world`.
         cuts: whether some parameters are cut along it.
+        keys: dotted keys of a config that size it or switch it on; those with its size come first.
     """
 
     name: str
@@ -34,6 +37,7 @@ class AxisRow:
     size: Callable[[Config], int] | None
     roles: tuple[Role, ...]
     cuts: bool = False
+    keys: tuple[str, ...] = ()
 
 
 def _experts(config: Config) -> int:
@@ -52,9 +56,29 @@ def _tensor(config: Config) -> int:
 #: The axes, slowest first: ranks of the last one are neighbours, and so on one host.
 AXES: tuple[AxisRow, ...] = (
     AxisRow("data", "data parallel", None, ("replica", "batch", "shard")),
-    AxisRow("expert", "expert parallel", _experts, ("replica", "batch", "shard", "expert"), cuts=True),
-    AxisRow("ulysses", "sequence parallel", _sequence, ("replica", "shard", "context")),
-    AxisRow("tensor", "tensor parallel", _tensor, ("replica", "tensor"), cuts=True),
+    AxisRow(
+        "expert",
+        "expert parallel",
+        _experts,
+        ("replica", "batch", "shard", "expert"),
+        cuts=True,
+        keys=("expert_parallel.autoep_size", "expert_parallel.enabled"),
+    ),
+    AxisRow(
+        "ulysses",
+        "sequence parallel",
+        _sequence,
+        ("replica", "shard", "context"),
+        keys=("sequence_parallel_size",),
+    ),
+    AxisRow(
+        "tensor",
+        "tensor parallel",
+        _tensor,
+        ("replica", "tensor"),
+        cuts=True,
+        keys=("tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size"),
+    ),
 )
 
 
@@ -66,28 +90,65 @@ def axes_of(config: Config, world_size: int) -> MeshSpec:
         world_size: ranks of the job.
 
     Raises:
-        ConfigError: the ranks do not divide by the sizes of the axes.
+        ConfigError: the ranks do not divide by the sizes of the axes; it stands at the key of one.
     """
-    sizes = {row.name: row.size(config) for row in AXES if row.size is not None}
-    return divide(world_size, sizes, place=f"{config.source}: ")
+    finding = misfit(config, world_size)
+    if finding is not None:
+        raise ConfigError(finding.problem.message, hint=finding.hint)
+    return divide(world_size, sizes_of(config))
 
 
-def divide(world_size: int, sizes: Mapping[str, int], *, place: str = "") -> MeshSpec:
+def sizes_of(config: Config) -> dict[str, int]:
+    """Returns the ranks along the axes that have a size of their own, by name of the axis."""
+    return {row.name: row.size(config) for row in AXES if row.size is not None}
+
+
+def misfit(config: Config, world_size: int) -> Finding | None:
+    """Returns what is wrong where the ranks of a job do not divide by the sizes of a config's axes.
+
+    Args:
+        config: the config.
+        world_size: ranks of the job.
+
+    Returns:
+        an error at the key of the first axis, slowest first, that the ranks do not divide by; None where they divide.
+    """
+    sizes: dict[str, int] = {}
+    keys: dict[str, str] = {}
+    culprit: str | None = None
+    for row in AXES:
+        if row.size is not None and (size := row.size(config)) > 1:
+            sizes[row.name], keys[row.name] = size, _key_of(row, config, size)
+            if culprit is None and not divides(world_size, sizes):
+                culprit = row.name
+    if culprit is None:
+        return None
+    said = " and ".join(f"`{keys[name]}` is {size}" for name, size in sizes.items() if keys[name])
+    message = f"{said}; {_misfit_text(world_size, sizes)}" if said else _misfit_text(world_size, sizes)
+    way_out = "a size that divides" if len(sizes) == 1 else "sizes whose product divides"
+    hint = f"{_multiple_text(sizes)}, or {way_out} {world_size}"
+    at = config.provenance[keys[culprit]].position or Position(config.source)
+    return Finding(Severity.ERROR, Code.BAD_VALUE, keys[culprit], message, hint, at)
+
+
+def wide_keys(config: Config) -> tuple[str, ...]:
+    """Returns the dotted keys of the axes that a config makes several ranks wide."""
+    return tuple(key for row in AXES if row.size is not None and row.size(config) > 1 for key in row.keys)
+
+
+def divide(world_size: int, sizes: Mapping[str, int]) -> MeshSpec:
     """Returns a grid of so many ranks.
 
     Args:
         world_size: ranks of the job.
         sizes: ranks along the axes that have a size of their own, by name; 1 where one is not named.
-        place: prefix of messages.
 
     Raises:
         ConfigError: the ranks do not divide by the sizes.
     """
     given = prod(sizes.values())
     if not divides(world_size, sizes):
-        raise ConfigError(
-            f"{place}{world_size} ranks do not divide by {_product(sizes)}", hint=f"use a multiple of {given} ranks"
-        )
+        raise ConfigError(_misfit_text(world_size, sizes), hint=_multiple_text(sizes))
     sizes = {row.name: world_size // given if row.size is None else sizes.get(row.name, 1) for row in AXES}
     return MeshSpec(tuple(Axis(row.name, sizes[row.name], row.roles, row.cuts) for row in AXES))
 
@@ -104,6 +165,26 @@ def division_text(spec: MeshSpec) -> str:
     if not others:
         return f"all {spec.world_size} ranks" if spec.world_size > 1 else "1 rank"
     return f"{spec.world_size} ranks / {_product(others)}"
+
+
+def _key_of(row: AxisRow, config: Config, size: int) -> str:
+    """Returns the key that gives an axis its size; empty where no key of the config does."""
+    for key in row.keys:
+        value: Any = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        if value == size:
+            return key
+    return ""
+
+
+def _misfit_text(world_size: int, sizes: Mapping[str, int]) -> str:
+    ranks = "1 rank does" if world_size == 1 else f"{world_size} ranks do"
+    return f"{ranks} not divide by {_product(sizes)}"
+
+
+def _multiple_text(sizes: Mapping[str, int]) -> str:
+    return f"use a multiple of {prod(sizes.values())} ranks"
 
 
 def _product(sizes: Mapping[str, int]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from dsrun.config.axes import misfit, wide_keys
 from dsrun.config.batch import MICRO_KEY, STEPS_KEY, TRAIN_KEY
 from dsrun.config.build import Build, build_section, is_comment
 from dsrun.config.config import Config, Facts, is_left_to_script
@@ -98,12 +100,11 @@ def inspect_tree(root: Node, name: str, *, world_size: int | None = None, keep_p
     if isinstance(config, Config):
         config = config.with_facts(Facts(source=name, raw=raw, provenance=Provenance(build.sources)))
         _check_whole(config, root, report)
-        config = _check_batch(config, world_size, report)
+        refused = [finding.key for finding in _refusals(report, keep_planned)]
+        if world_size is None or _check_division(config, world_size, refused, report):
+            config = _check_batch(config, world_size, report)
     findings = report.findings
-    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
-    if keep_planned:
-        errors = [finding for finding in errors if finding.code is not Code.PLANNED]
-    if errors or not isinstance(config, Config):
+    if _refusals(report, keep_planned) or not isinstance(config, Config):
         return Inspection(None, findings)
     return Inspection(config.with_facts(replace(config.facts, findings=findings)), findings)
 
@@ -141,6 +142,24 @@ def _check_whole(config: Config, root: Node, report: Report) -> None:
         return at
 
     check_rules(config, report, place_of, lambda path: path in config.provenance)
+
+
+def _refusals(report: Report, keep_planned: bool) -> list[Finding]:
+    errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
+    return [finding for finding in errors if not (keep_planned and finding.code is Code.PLANNED)]
+
+
+def _check_division(config: Config, world_size: int, refused: Sequence[str], report: Report) -> bool:
+    """Returns whether the ranks divide by the axes: else nothing can be said of the batch.
+
+    What is wrong is said, unless a key that makes an axis wide is refused anyhow, by itself or with what it lies in.
+    """
+    finding = misfit(config, world_size)
+    if finding is None:
+        return True
+    if not any(f"{key}.".startswith(f"{other}.") for key in wide_keys(config) for other in refused):
+        report.error(finding.code, finding.key, finding.message, finding.position, finding.hint)
+    return False
 
 
 def _check_batch(config: Config, world_size: int | None, report: Report) -> Config:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dsrun.config.axes import axes_of, divide, divides, division_text
+from dsrun.config import axes
+from dsrun.config.axes import AxisRow, axes_of, divide, divides, division_text
 from dsrun.config.config import Config
-from dsrun.config.load import inspect
+from dsrun.config.findings import Severity
+from dsrun.config.load import inspect, load
 from dsrun.errors import ConfigError
 from dsrun.estimate.run.settings import read_settings
 
@@ -47,10 +50,74 @@ def test_ranks_that_do_not_divide_are_refused_with_the_multiple() -> None:
     with pytest.raises(ConfigError) as error:
         axes_of(planned({"tensor_parallel": {"tp": {"tp_size": 4}}}), 6)
     assert error.value.render() == (
-        "error: <dict>: 6 ranks do not divide by tensor parallel 4\nhint: use a multiple of 4 ranks"
+        "error: <dict>: `tensor_parallel.tp.tp_size` is 4; 6 ranks do not divide by tensor parallel 4\n"
+        "hint: use a multiple of 4 ranks, or a size that divides 6"
     )
     assert not divides(6, {"tensor": 4})
     assert divides(8, {"tensor": 4})
+
+
+def test_of_several_sizes_all_are_named_and_the_first_that_does_not_divide_is_the_place(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text('{"sequence_parallel_size": 2,\n "tensor_parallel": {\n  "autotp_size": 2}}')
+    config = inspect(path, keep_planned=True).config
+    assert config is not None
+    with pytest.raises(ConfigError) as error:
+        axes_of(config, 6)
+    assert error.value.render() == (
+        f"error: {path}:3:3: `sequence_parallel_size` is 2 and `tensor_parallel.autotp_size` is 2; "
+        "6 ranks do not divide by sequence parallel 2 x tensor parallel 2\n"
+        "hint: use a multiple of 4 ranks, or sizes whose product divides 6"
+    )
+
+
+@pytest.mark.parametrize("batch", ['"train_batch_size": 7', '"train_batch_size": "auto"'])
+def test_a_config_whose_axes_do_not_divide_the_ranks_says_it_once_at_the_axis(batch: str, tmp_path: Path) -> None:
+    """What the batch comes to cannot be known then, and nothing is said of it."""
+    path = tmp_path / "ds.json"
+    path.write_text(f'{{{batch},\n "gradient_clipping": 1.0,\n "tensor_parallel": {{"autotp_size": 2}}}}')
+    found = inspect(path, world_size=3, keep_planned=True)
+    assert found.config is None
+    planned, division = [one for one in found.findings if one.severity is Severity.ERROR]
+    assert "cut layers over ranks" in planned.message
+    assert division.key == "tensor_parallel.autotp_size"
+    assert str(division.position) == f"{path}:3:22"
+    assert division.message == "`tensor_parallel.autotp_size` is 2; 3 ranks do not divide by tensor parallel 2"
+    assert [one for one in found.findings if one.severity is Severity.WARNING] == []
+
+
+@pytest.mark.parametrize(
+    "axis",
+    [
+        {"tensor_parallel": {"autotp_size": 2}},
+        {"tensor_parallel": {"tp": {"tp_size": 2}}},
+        {"sequence_parallel_size": 2},
+        {"expert_parallel": {"enabled": True, "autoep_size": 2}},
+    ],
+)
+def test_an_axis_that_is_refused_is_not_said_to_divide_badly_too(axis: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as error:
+        load({"train_batch_size": 7, **axis}, world_size=3)
+    (problem,) = error.value.problems
+    assert problem.message.endswith(" yet")
+    assert problem.message.count("<dict>: ") == 1
+
+
+def test_an_axis_that_is_built_is_refused_at_its_key_where_ranks_do_not_divide(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    row = AxisRow("second", "second axis", lambda config: config.steps_per_print or 1, (), keys=("steps_per_print",))
+    monkeypatch.setattr(axes, "AXES", (*axes.AXES, row))
+    path = tmp_path / "ds.json"
+    path.write_text('{"train_batch_size": 7,\n "steps_per_print": 2}')
+    with pytest.raises(ConfigError) as error:
+        load(path, world_size=3)
+    assert error.value.render() == (
+        f"error: {path}:2:2: `steps_per_print` is 2; 3 ranks do not divide by second axis 2\n"
+        "hint: use a multiple of 2 ranks, or a size that divides 3"
+    )
+    with pytest.raises(ConfigError, match=r":1:2: `train_batch_size` 7 is no multiple"):
+        load(path, world_size=4)
 
 
 def test_the_batch_and_the_plan_ask_the_same_function() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Literal
 
 from dsrun.choices.gather_plan import GatherBudgets
-from dsrun.config.axes import axes_of, divide, divides
+from dsrun.config.axes import axes_of, divide, divides, sizes_of
 from dsrun.config.batch import MICRO_KEY, BatchSizes, solve
 from dsrun.config.buckets import gather_budgets
 from dsrun.config.config import Config, is_left_to_script
@@ -59,8 +61,9 @@ class RunSettings:
         activation_buffers: number of kept block inputs that host memory has room for, where the rest goes on to a disk;
             None for all.
         packed_activations: whether activations that are kept with recomputation are packed to 8 bits.
-        tensor_parallel: ranks that share each layer.
-        sequence_parallel: ranks that share each sequence.
+        axis_sizes: ranks along the axes that have a size of their own, by name of the axis; 1 where one is not named.
+        tensor_parallel: ranks that share each layer; follows from `axis_sizes`.
+        sequence_parallel: ranks that share each sequence; follows from `axis_sizes`.
         micro_batch: samples of one rank in one forward.
         accumulation_steps: forwards of one rank in one optimizer step.
         sequence: tokens of a sample.
@@ -97,8 +100,9 @@ class RunSettings:
     activations_on_cpu: bool = False
     activation_buffers: int | None = None
     packed_activations: bool = False
-    tensor_parallel: int = 1
-    sequence_parallel: int = 1
+    axis_sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    tensor_parallel: int = field(init=False)
+    sequence_parallel: int = field(init=False)
     micro_batch: int = 1
     accumulation_steps: int = 1
     sequence: int = _SAMPLE_TOKENS
@@ -107,6 +111,11 @@ class RunSettings:
     saves_beside: bool = False
     planned: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        fewest = prod(self.axis_sizes.values())
+        object.__setattr__(self, "tensor_parallel", self.ranks_of("tensor", fewest))
+        object.__setattr__(self, "sequence_parallel", self.ranks_of("context", fewest))
 
     def recomputed(self, layers: int) -> RecomputationPlan:
         """Returns what becomes of `layers` blocks."""
@@ -156,7 +165,7 @@ class RunSettings:
 
     def fits_ranks(self, ranks: int) -> bool:
         """Whether so many ranks divide by the parallel sizes."""
-        return divides(ranks, self._sizes)
+        return divides(ranks, self.axis_sizes)
 
     def ranks_of(self, role: Role, ranks: int) -> int:
         """Returns how many of the job's ranks are peers in a role.
@@ -165,11 +174,7 @@ class RunSettings:
             role: the role.
             ranks: ranks of the job.
         """
-        return divide(ranks, self._sizes).role_size(role)
-
-    @property
-    def _sizes(self) -> dict[str, int]:
-        return {"tensor": self.tensor_parallel, "ulysses": self.sequence_parallel}
+        return divide(ranks, self.axis_sizes).role_size(role)
 
     @property
     def can_run(self) -> bool:
@@ -261,8 +266,7 @@ def read_settings(
         activations_on_cpu=activations.cpu_checkpointing,
         activation_buffers=activations.nvme_buffer_count if activations.nvme_path else None,
         packed_activations=activations.packing == "int8",
-        tensor_parallel=mesh.role_size("tensor"),
-        sequence_parallel=mesh.role_size("context"),
+        axis_sizes=sizes_of(config),
         micro_batch=batch.micro_batch,
         accumulation_steps=batch.accumulation_steps,
         sequence=sequence,

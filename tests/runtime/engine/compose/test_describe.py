@@ -19,7 +19,11 @@ from dsrun.estimate.memory.model_state import pad_units, state_bytes
 from dsrun.estimate.model.units import ModelSize
 from dsrun.estimate.run.settings import RunSettings
 from dsrun.estimate.time.collectives import collective_bytes
-from dsrun.runtime.engine.compose.describe import build_on_meta, describe
+from dsrun.runtime.engine.compose.describe import build_on_meta, describe, describe_units
+from dsrun.runtime.mesh.loopback import LoopbackWorld
+from dsrun.runtime.zero.units.cuts import CutParameter, RankPlacement
+from dsrun.runtime.zero.units.find import find_units
+from dsrun.runtime.zero.units.unit import ParamUnit
 from support.models import TinyGPT
 from support.ranks import run_ranks
 from support.training import config, make_engine, train
@@ -93,6 +97,18 @@ def test_frozen_parameters_are_counted_apart() -> None:
     size = describe(model)
     assert size.frozen_numel == model.embed.weight.numel()
     assert size.numel == sum(param.numel() for param in model.parameters())
+
+
+def test_what_stays_in_fp32_is_told_from_the_rest_also_beside_a_further_axis() -> None:
+    model = TinyGPT()
+    placement = RankPlacement(summed_over=("second",))
+    cuts = {id(param): CutParameter(placement) for param in (model.norm.weight, model.norm.bias)}
+    specs = find_units(model, kept=[id(model.norm.weight)], cuts=cuts)
+    collectives = LoopbackWorld(1).run(lambda rank: rank)[0]
+    units = [ParamUnit(spec, collectives, index=index) for index, spec in enumerate(specs)]
+    rest = [(unit.name, unit.kept) for unit in describe_units(model, units).units if not unit.has_module]
+    assert ("rest in fp32 summed over second", True) in rest
+    assert {name for name, kept in rest if kept} == {spec.name for spec in specs if spec.dtype is not None}
 
 
 @pytest.mark.parametrize(

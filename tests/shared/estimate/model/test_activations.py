@@ -125,8 +125,8 @@ def test_on_a_disk_lie_all_block_inputs_but_two_and_in_host_memory_as_many_as_th
 def test_tensor_parallel_ranks_share_all_but_the_norms() -> None:
     whole = 4 * 4096
     shared = (2 * 4096 + 2 * 1024 + 4 * 14336) // 2
-    assert block_bytes_per_token(LLAMA_3_8B, replace(BF16, tensor_parallel=2)) == 2 * (whole + shared)
+    assert block_bytes_per_token(LLAMA_3_8B, replace(BF16, axis_sizes={"tensor": 2})) == 2 * (whole + shared)
 
 
 def test_ranks_that_share_a_sequence_share_its_tokens() -> None:
-    assert replace(BF16, sequence_parallel=4).tokens_per_micro_step == 256
+    assert replace(BF16, axis_sizes={"ulysses": 4}).tokens_per_micro_step == 256

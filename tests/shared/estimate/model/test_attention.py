@@ -32,7 +32,7 @@ def test_the_kernel_follows_machine_and_format() -> None:
 
 
 def test_ranks_that_share_layers_or_sequences_have_their_share_of_the_heads() -> None:
-    call = attention_estimate(LLAMA, replace(BF16, tensor_parallel=2, sequence_parallel=2), CPU).call
+    call = attention_estimate(LLAMA, replace(BF16, axis_sizes={"tensor": 2, "ulysses": 2}), CPU).call
     assert (call.heads, call.kv_heads, call.queries, call.batch) == (8, 2, 1024, 2)
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from dsrun.config import axes
+from dsrun.config.axes import AxisRow
 from dsrun.config.config import Config
 from dsrun.config.load import inspect
 from dsrun.errors import ConfigError
@@ -127,5 +129,27 @@ def test_ranks_that_do_not_divide_are_refused_with_the_multiple() -> None:
     with pytest.raises(ConfigError) as error:
         settings({**MICRO, "tensor_parallel": {"autotp_size": 4}}, ranks=6)
     assert error.value.render() == (
-        "error: <dict>: 6 ranks do not divide by tensor parallel 4\nhint: use a multiple of 4 ranks"
+        "error: <dict>: `tensor_parallel.autotp_size` is 4; 6 ranks do not divide by tensor parallel 4\n"
+        "hint: use a multiple of 4 ranks, or a size that divides 6"
     )
+
+
+def test_experts_over_more_ranks_than_there_are_are_refused_and_no_such_ranks_fit() -> None:
+    experts = {**MICRO, "expert_parallel": {"enabled": True, "autoep_size": 4}}
+    with pytest.raises(ConfigError) as error:
+        settings(experts, ranks=2)
+    assert error.value.render() == (
+        "error: <dict>: `expert_parallel.autoep_size` is 4; 2 ranks do not divide by expert parallel 4\n"
+        "hint: use a multiple of 4 ranks, or a size that divides 2"
+    )
+    read = settings(experts, ranks=8)
+    assert [ranks for ranks in (1, 2, 4, 6, 8) if read.fits_ranks(ranks)] == [4, 8]
+    assert (read.ranks_of("expert", 8), read.ranks_of("batch", 8), read.ranks_of("shard", 8)) == (4, 8, 8)
+
+
+def test_a_further_axis_divides_the_ranks_of_the_plan_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(axes, "AXES", (*axes.AXES, AxisRow("second", "second axis", lambda config: 2, ("pipe",))))
+    read = settings({**MICRO, "tensor_parallel": {"autotp_size": 2}}, ranks=8)
+    assert (read.ranks_of("pipe", 8), read.ranks_of("batch", 8), read.ranks_of("tensor", 8)) == (2, 2, 2)
+    assert (read.tensor_parallel, read.sequence_parallel) == (2, 1)
+    assert [ranks for ranks in (2, 4, 6, 8) if read.fits_ranks(ranks)] == [4, 8]
