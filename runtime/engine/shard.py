@@ -95,7 +95,7 @@ def shard_model(
     mark_leaves(model, classes=leaves.classes, names=leaves.names, name_suffixes=leaves.name_suffixes, say=say)
     slices = _slices_of_parameters(settings, plan, mesh, tiers, say=say)
     if has_meta(model):
-        materialise(model, UnbuiltParameters(replicas, device=mesh.device, on_host=slices is not None))
+        materialise(model, UnbuiltParameters(replicas, device=mesh.device, on_host=slices is not None), cuts=cuts)
     left_out = mark_left_out(model, assignment.group_of)  # by now, for those on the meta device have been made anew
     if left_out:
         _tell_left_out(left_out, say)
@@ -124,6 +124,7 @@ def shard_model(
         memory=memory,
         tier=slices,
         kept=kept.tensors,
+        cuts=cuts,
     )
     if slices is not None and (not trained_leave or (units and all(unit.tier is None for unit in units))):
         say(_STAYS_WITH_OPTIMIZER + ("" if gathered.frozen else ", and nothing is frozen that could"))

@@ -147,7 +147,7 @@ class StepParts:
         units: all units.
         plan: plan of what is sharded.
         world: all ranks of the job.
-        spread: how gradients lie over the ranks.
+        spread: spread of the gradients over the ranks.
         reducer: reducer of the gradients.
         optimizer: sharded optimizer of the master parameters.
         store: parameter store.

@@ -238,6 +238,9 @@ class Calls:
 
         Returns:
             names to tensors, tied ones shared; on rank 0 only, and None elsewhere, unless `all_ranks`.
+
+        Raises:
+            ModelError: each rank has a part of a parameter.
         """
         return self._components.weights.state_dict(frozen=not exclude_frozen_parameters, all_ranks=all_ranks)
 
@@ -249,7 +252,7 @@ class Calls:
             strict: whether the dict must have all parameters and persistent buffers, and no others.
 
         Raises:
-            CheckpointError: naming every tensor that is missing, unexpected or of another shape.
+            CheckpointError: naming every tensor that is missing, unexpected, of another shape or cut over an axis.
             InputError: it is no dict of tensors.
         """
         self._components.weights.load_state_dict(state_dict, strict=strict)
@@ -277,6 +280,7 @@ class Calls:
 
         Raises:
             InputError: `save_dir` is None, empty, no path or an address, or shards make no sense.
+            ModelError: each rank has a part of a parameter.
             CheckpointError: on every rank, if rank 0 could not write; nothing was left or replaced.
         """
         frozen = not exclude_frozen_parameters

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dsrun.checkpoint_files.storage.registry import place_given
-from dsrun.errors import CheckpointError, InputError
+from dsrun.errors import CheckpointError, InputError, ModelError
 from dsrun.files.atomic import sync_folder
 
 from ...checkpoint.export.model_files import StreamedModel
@@ -28,6 +28,7 @@ from ...mesh.join.groups import ProcessGroupMesh
 from ...zero.access.gathered import GatheredParameters
 from ...zero.access.torn import TornState
 from ...zero.creation.pretrained import TensorSource, assign, persistent_buffers
+from ...zero.units.cuts import RankPlacement, are_cut
 from ...zero.units.trained import is_trained
 from ..model.sharded import ShardedModel
 
@@ -48,6 +49,7 @@ class WholeWeights:
 
     def state_dict(self, *, frozen: bool, all_ranks: bool) -> dict[str, Tensor] | None:
         """Returns the whole model's state dict on the CPU, see `Engine.module_state_dict`."""
+        _check_no_parts(self._sharded, "engine.module_state_dict")
         self._torn.check("engine.module_state_dict")
         return _collect(self._sharded, frozen=frozen, wanted=all_ranks or self._mesh.info.rank == 0)
 
@@ -85,6 +87,7 @@ class WholeWeights:
                 f"save_16bit_model: save_dir is {save_dir}; expected a folder",
                 hint="save in a folder and copy it there; save_checkpoint takes an address",
             )
+        _check_no_parts(self._sharded, "engine.save_16bit_model")
         path = folder / save_filename
         self._torn.check("engine.save_16bit_model")
         if max_shard_bytes is not None and (max_shard_bytes < 1 or path.suffix != ".safetensors"):
@@ -102,6 +105,24 @@ class WholeWeights:
             raise CheckpointError(
                 f"{path}: rank {failure.rank} could not write: {failure.error or 'see its error'}"
             ) from failure.error
+
+
+def _check_no_parts(sharded: ShardedModel, who: str) -> None:
+    """Raises where ranks have parts of parameters: the one that writes cannot gather the others'.
+
+    Raises:
+        ModelError: naming `who` was called, and the parameters.
+    """
+    by_placement: dict[RankPlacement, list[str]] = {}
+    for unit in sharded.units:
+        if unit.cut_names:
+            by_placement.setdefault(unit.placement, []).extend(unit.cut_names)
+    if by_placement:
+        found = "; ".join(are_cut(names, placement) for placement, names in by_placement.items())
+        raise ModelError(
+            f"{who}: {found}, and no rank has more than its parts",
+            hint="engine.save_checkpoint stores them whole; then make a model file with `dsrun checkpoint export`",
+        )
 
 
 def _collect(sharded: ShardedModel, *, frozen: bool, wanted: bool) -> dict[str, Tensor] | None:

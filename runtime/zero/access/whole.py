@@ -18,7 +18,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from dsrun.errors import ModelError
+from dsrun.errors import ModelError, Problem
 
 from ...compat import in_backward
 from ...mesh.collectives import Collectives, Pending
@@ -27,6 +27,7 @@ from ...protocols import ChangeFence
 from ..grads.reducer import GradReducer
 from ..params.store import ParamStore
 from ..partition_parameters import EngineParameter, OwnerGroup, ShardedParameter, memory_of, set_memory, settle
+from ..units.cuts import are_cut
 from ..units.plan import ZeroPlan
 from ..units.released import ReleasedParameter
 from ..units.tier import gather
@@ -151,9 +152,12 @@ class ParamAccess(OwnerGroup):
         """See `OwnerGroup`, and [Note: what a gather moves].
 
         Raises:
-            ModelError: inside a forward or a backward, whose values are not to be moved under its feet.
+            ModelError: inside a forward or a backward, whose values are not to be moved under its feet; or one rank's
+                values are to be all ranks', and those have other parts.
         """
         self.check_quiet("GatheredParameters")
+        if writes:
+            _check_no_parts(homes)
         settle_all(homes)
         self.writes.are_due()
         if writes:
@@ -327,6 +331,21 @@ class ParamAccess(OwnerGroup):
             elif home.resident is not None:
                 home.resident.copy_(home.full)
         self.pieces.publish(list({home.unit.index: home.unit for home in homes if home.unit is not None}.values()))
+
+
+def _check_no_parts(homes: Sequence[UnitHome]) -> None:
+    """Raises where no rank can name the values for all: of a parameter that is cut, it has a part."""
+    problems = [
+        Problem(
+            f"GatheredParameters: {are_cut([home.name], home.unit.placement)}: modifier_rank has a part of it, and "
+            "other ranks have other parts",
+            "set each rank's own part, on every rank, with dsrun.utils.safe_set_full_fp32_param",
+        )
+        for home in homes
+        if home.unit is not None and home.unit.placement.cut_over
+    ]
+    if problems:
+        raise ModelError.of(problems)
 
 
 def settle_all(homes: Sequence[UnitHome]) -> None:

@@ -25,6 +25,7 @@ from ...precision.policy import PrecisionPolicy
 from ..access.pieces import UnitHome
 from ..params.slots import elements_of
 from ..partition_parameters import home_of, is_zero_param, memory_of, set_memory
+from ..units.cuts import NO_CUTS, Cuts
 from ..units.find import UnitSpec, find_frozen_units
 from ..units.plan import ZeroPlan
 from ..units.tier import ShardTier
@@ -60,6 +61,7 @@ def join_frozen(
     memory: Arenas | None = None,
     tier: ShardTier | None = None,
     kept: Collection[int] = (),
+    cuts: Cuts = NO_CUTS,
 ) -> GatheredUnits:
     """Cuts frozen parameters where the plan shards parameters, but for what stays; see [Note: frozen parameters].
 
@@ -76,13 +78,14 @@ def join_frozen(
         memory: arenas that the slices are reserved in; None: in an arena of their own.
         tier: tier that holds the slices instead; None where there is none.
         kept: ids of parameters that stay in fp32, and so whole.
+        cuts: trained parameters that an axis beside data has changed; see `find_frozen_units`.
 
     Raises:
         ModelError: a parameter is a copy of a sharded one.
     """
     if not plan.shard_parameters:
         return GatheredUnits(list(units), [])
-    specs = {id(spec.module): spec for spec in find_frozen_units(model, kept=kept)}
+    specs = {id(spec.module): spec for spec in find_frozen_units(model, kept=kept, cuts=cuts)}
     trained = {id(unit.module): unit for unit in units if unit.module is not None}
     modules = [id(module) for module in model.modules() if id(module) in specs or id(module) in trained]
     elements = [_elements(trained.get(key), specs.get(key), world_size=collectives.size) for key in modules]

@@ -20,11 +20,13 @@ from dsrun.errors import ModelError, Problem
 
 from ..access.state_dicts import watch_state_dicts
 from ..partition_parameters import home_of
+from ..units.cuts import NO_CUTS, Cuts, placement_of
 from .construct import WholeDuringCalls
 from .unbuilt import UnbuiltParameters
+from .values import check_parts_are_here
 
 
-def materialise(model: nn.Module, nursery: UnbuiltParameters) -> None:
+def materialise(model: nn.Module, nursery: UnbuiltParameters, *, cuts: Cuts = NO_CUTS) -> None:
     """Gives all meta parameters values, and takes them into `nursery`; every rank must call.
 
     A parameter stays the same object. One module's parameters are whole at a time.
@@ -32,11 +34,15 @@ def materialise(model: nn.Module, nursery: UnbuiltParameters) -> None:
     Args:
         model: the model; parameters and buffers that are not on the meta device stay as they are.
         nursery: nursery that keeps the slices.
+        cuts: parameters that an axis beside data has changed.
 
     Raises:
-        ModelError: naming every tensor that no method gives values to.
+        ModelError: naming every tensor that no method gives values to, or every one of which a rank has a part, for a
+            method would give all ranks the same values.
     """
     owners = list(_owners(model))
+    params = [(name, param, placement_of(param, cuts)) for name, param in model.named_parameters()]
+    check_parts_are_here(params)
     _check(model, owners)
     with WholeDuringCalls(nursery):  # a parent may set its children's once more
         for prefix, module, names in owners:

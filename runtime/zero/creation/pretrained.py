@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from ..access.pieces import UnitHome
 from ..access.torn import WEIGHTS
 from ..access.whole import ParamAccess
 from ..partition_parameters import home_of, settle, unsettle
+from ..units.cuts import are_cut
 from .stored_files import StoredHome, StoredTensor, find_tensors
 from .unbuilt import UnbuiltOwner
 
@@ -53,9 +54,10 @@ def load_pretrained(model: nn.Module, path: str | os.PathLike[str], *, strict: b
 
     Raises:
         InputError: `path` is no path.
-        CheckpointError: naming every tensor that is missing, unexpected or of another shape, or a file that is missing
-            or damaged, on every rank where one of them finds it; nothing was changed then. Or a file could not be read
-            to its end: an engine refuses to use its parameters after that, until a load has succeeded.
+        CheckpointError: naming every tensor that is missing, unexpected, of another shape or, in an engine, cut over an
+            axis, or a file that is missing or damaged, on every rank where one of them finds it; nothing was changed
+            then. Or a file could not be read to its end: an engine refuses to use its parameters after that, until a
+            load has succeeded.
     """
     try:
         place = Path(os.fspath(path))
@@ -106,6 +108,7 @@ def assign(model: nn.Module, find: Callable[[], Mapping[str, Source]], *, where:
 
     def look() -> Mapping[str, Source]:
         sources = find()
+        _check_no_parts([home for home in homes if _first(names_of[id(home)], sources) is not None], where=where)
         _check_fit(shapes, sources, where=where, strict=strict)
         for home in homes:
             if _first(names_of[id(home)], sources) is not None:
@@ -162,6 +165,20 @@ def _parameter_names(model: nn.Module) -> list[tuple[nn.Parameter, list[str]]]:
 
 def _first(names: list[str], sources: Mapping[str, Source]) -> str | None:
     return next((name for name in names if name in sources), None)
+
+
+def _check_no_parts(homes: Sequence[UnitHome], *, where: str) -> None:
+    """Refuses parameters of which each rank has a part: the values are for all ranks alike."""
+    problems = [
+        Problem(
+            f"{where}: {are_cut([home.name], home.unit.placement)}, and each rank has a part of it",
+            "engine.load_checkpoint gives each rank its part; or load the values before dsrun.initialize",
+        )
+        for home in homes
+        if home.unit is not None and home.unit.placement.cut_over
+    ]
+    if problems:
+        raise CheckpointError.of(problems)
 
 
 def _check_fit(

@@ -21,7 +21,7 @@ from ..units.plan import ZeroPlan
 from ..units.unit import ParamUnit, group_by
 from .buffers import UnitBuffers
 from .placement import ON_DEVICE, Placement
-from .values import check_not_copies
+from .values import check_not_copies, check_parts_are_here
 
 
 def build_units(
@@ -52,10 +52,11 @@ def build_units(
         placement: Place of slices and masters.
 
     Raises:
-        ModelError: a parameter is a copy of a sharded one.
+        ModelError: a parameter is a copy of a sharded one, or is cut over an axis and has no values yet.
     """
     for spec in specs:
         check_not_copies(spec)
+        check_parts_are_here([(name, param, spec.placement) for name, param in spec.params])
     units = [
         ParamUnit(group_by(spec, group_of), replicas_of(spec.placement.cut_over), index=index)
         for index, spec in enumerate(specs)

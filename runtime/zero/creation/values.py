@@ -5,14 +5,17 @@ Brings them into one flat buffer; what buffers become of it is decided in `units
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Sequence
 
-from dsrun.errors import ModelError
+import torch
+from torch import Tensor, nn
+
+from dsrun.errors import ModelError, Problem
 
 from ...mesh.collectives import own_slice
 from ..access.pieces import UnitHome
 from ..partition_parameters import ShardedParameter, home_of, is_zero_param
+from ..units.cuts import RankPlacement, are_cut
 from ..units.find import UnitSpec
 from ..units.unit import ParamUnit
 from .stored_files import StoredHome
@@ -31,6 +34,25 @@ def check_not_copies(spec: UnitSpec) -> None:
                 f"model: `{name}` is a copy of a sharded parameter, without its values",
                 hint="build the model itself inside dsrun.zero.Init instead of copying one",
             )
+
+
+def check_parts_are_here(params: Sequence[tuple[str, nn.Parameter, RankPlacement]]) -> None:
+    """Refuses parameters that an axis has cut before they had values: who gives them knows whole parameters only.
+
+    Args:
+        params: name, parameter and placement of each.
+
+    Raises:
+        ModelError: naming them.
+    """
+    hint = "build the model on a CPU or GPU, outside of dsrun.zero.Init, with its values in it"
+    problems = [
+        Problem(f"model: {are_cut([name], placement)}, and its values are not there yet", hint)
+        for name, param, placement in params
+        if placement.cut_over and (param.is_meta or _is_elsewhere(param))
+    ]
+    if problems:
+        raise ModelError.of(problems)
 
 
 def take_values(unit: ParamUnit, whole_N: Tensor, *, device: torch.device) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+
+from torch import Tensor
 
 from dsrun.checkpoint_files.index.region import TensorBoxes
 
@@ -13,7 +16,8 @@ class RankPlacement:
     """The axes of ranks that a parameter is no plain replica along.
 
     Attributes:
-        cut_over: axes along which ranks hold different elements of it.
+        cut_over: axes along which ranks hold different elements of it; an axis with one rank cuts nothing, and is not
+            named.
         summed_over: axes along which ranks hold the same elements and compute parts of their gradient, which add up;
             along the other ones each computes the whole gradient of its samples, and the mean is taken.
     """
@@ -32,15 +36,22 @@ class CutParameter:
 
     Attributes:
         placement: axes that it is no plain replica along.
-        whole: boxes of the whole tensor that this rank has; None: all of it.
+        whole: boxes of the whole tensor that this rank has; None: all of it, of a parameter that no axis cuts.
     """
 
     placement: RankPlacement
     whole: TensorBoxes | None = None
 
+    def __post_init__(self) -> None:
+        assert self.whole is not None or not self.placement.cut_over, (
+            f"a parameter cut over {_joined(self.placement.cut_over)} says which boxes of the whole this rank has: "
+            "without them, each rank would save its part as the whole"
+        )
+
 
 #: By id of the parameter; those that no axis has changed are not in it.
 Cuts = Mapping[int, CutParameter]
+NO_CUTS: Cuts = {}
 
 
 def placement_of(param: object, cuts: Cuts) -> RankPlacement:
@@ -55,7 +66,28 @@ def boxes_of(params: Sequence[tuple[str, object]], cuts: Cuts) -> dict[str, Tens
     return {name: whole for name, whole in found.items() if whole is not None}
 
 
+def whole_numel(param: Tensor, cuts: Cuts) -> int:
+    """Returns the elements of a whole parameter: the same number on every rank, whatever part of it each has."""
+    cut = cuts.get(id(param))
+    return param.numel() if cut is None or cut.whole is None else prod(cut.whole.shape)
+
+
+def are_cut(names: Sequence[str], placement: RankPlacement) -> str:
+    """Returns that parameters are cut, and over which axes, as messages say it.
+
+    Args:
+        names: names of one or more parameters.
+        placement: axes that they are cut over, one or more.
+    """
+    who = f"`{names[0]}` is" if len(names) == 1 else f"`{names[0]}` and {len(names) - 1} more are"
+    return f"{who} cut over {_joined(placement.cut_over)}"
+
+
 def in_cut(placement: RankPlacement) -> str:
     """Returns what follows the name of a unit or an arena of parameters that are no plain replicas."""
-    cut = f" cut over {' and '.join(placement.cut_over)}" if placement.cut_over else ""
-    return cut + (f" summed over {' and '.join(placement.summed_over)}" if placement.summed_over else "")
+    cut = f" cut over {_joined(placement.cut_over)}" if placement.cut_over else ""
+    return cut + (f" summed over {_joined(placement.summed_over)}" if placement.summed_over else "")
+
+
+def _joined(axes: Sequence[str]) -> str:
+    return " and ".join(axes)

@@ -17,7 +17,9 @@ Frozen parameters are not in these units. Those that a unit's module has to itse
 gathered together with it (stage 3). The others stay whole on every rank: they would be needed from the first to the
 last moment, so a slice beside the whole would save nothing.
 Parameters of a unit lie alike on the ranks (`cuts.py`): of a block that an axis has cut in part, those of one placement
-are the block's unit, as most of its elements are, and the others are in a rest unit of their placement.
+are the block's unit, as most of its elements are, and the others are in a rest unit of their placement. Every rank must
+find the same units, so sizes are those of whole parameters: ranks may have parts of unlike sizes.
+A frozen parameter that is cut is refused, for whatever stays whole has one value on all ranks.
 Parameters that stay in fp32 where the others have 16 bits are in no module's unit either: all of them that are trained
 form a rest unit of their own, and the frozen ones stay whole.
 """
@@ -31,17 +33,17 @@ import torch
 from torch import nn
 
 from dsrun.checkpoint_files.index.region import TensorBoxes
+from dsrun.errors import ModelError, Problem
 
-from ...stacks import SMALL_NUMEL, blocks_of, numel_of
+from ...stacks import SMALL_NUMEL, blocks_of
 from ..partition_parameters import is_ordinary
-from .cuts import EVERYWHERE, Cuts, RankPlacement, boxes_of, in_cut, placement_of
+from .cuts import EVERYWHERE, NO_CUTS, Cuts, RankPlacement, are_cut, boxes_of, in_cut, placement_of, whole_numel
 from .leaves import is_leaf
 from .trained import is_trained
 
 REST = "rest"
 #: The rest unit of parameters that stay in fp32.
 KEPT = "rest in fp32"
-_NO_CUTS: Cuts = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def find_units(
     kept: Collection[int] = (),
     light: Collection[int] = (),
     comm_dtype: torch.dtype | None = None,
-    cuts: Cuts = _NO_CUTS,
+    cuts: Cuts = NO_CUTS,
 ) -> list[UnitSpec]:
     """Groups the trainable parameters of `model` into units, see [Note: units].
 
@@ -89,12 +91,16 @@ def find_units(
 
     Returns:
         units with modules in order of registration; the rest units last, and only where they have parameters.
+
+    Raises:
+        ModelError: naming every parameter that an axis has cut and nobody trains.
     """
+    _check_cut_are_trained(model, cuts)
 
     def is_wanted(param: nn.Parameter) -> bool:
         return is_trained(param) and id(param) not in kept
 
-    units = [unit for whole in _modules_with_params(model) if (unit := _only(whole, is_wanted)).params]
+    units = [unit for whole in _modules_with_params(model, cuts) if (unit := _only(whole, is_wanted)).params]
     if light:
         units = [_lightened(unit, light, comm_dtype) for unit in units]
     units = [_placed_alike(unit, cuts) for unit in units]
@@ -108,7 +114,7 @@ def find_units(
     return [replace(unit, boxes=boxes_of(unit.params, cuts)) for unit in units] if cuts else units
 
 
-def find_frozen_units(model: nn.Module, *, kept: Collection[int] = ()) -> list[UnitSpec]:
+def find_frozen_units(model: nn.Module, *, kept: Collection[int] = (), cuts: Cuts = NO_CUTS) -> list[UnitSpec]:
     """Groups the frozen parameters of modules that are units, trained ones in them or not; see [Note: units].
 
     Parameters of a class of their own and those that hold no floating numbers (quantised weights) are left out: what is
@@ -117,12 +123,26 @@ def find_frozen_units(model: nn.Module, *, kept: Collection[int] = ()) -> list[U
     Args:
         model: the model.
         kept: ids of parameters that stay in fp32; they are left out too.
+        cuts: trained parameters that an axis beside data has changed: modules are as large as with all of these.
 
     Returns:
         units in order of registration, none for what no module has to itself.
     """
-    units = [_only(whole, lambda p: _may_be_cut(p) and id(p) not in kept) for whole in _modules_with_params(model)]
+    modules = _modules_with_params(model, cuts)
+    units = [_only(whole, lambda p: _may_be_cut(p) and id(p) not in kept) for whole in modules]
     return [unit for unit in units if unit.params]
+
+
+def _check_cut_are_trained(model: nn.Module, cuts: Cuts) -> None:
+    problems: list[Problem] = []
+    for name, param in model.named_parameters() if cuts else ():
+        placement = placement_of(param, cuts)
+        if placement.cut_over and not is_trained(param):
+            state = "in no optimizer group" if param.requires_grad else "frozen"
+            hint = "let the optimizer have it, in a group with lr 0 if it is to stay as it is; or leave it uncut"
+            problems.append(Problem(f"model: {are_cut([name], placement)}, and {state}", hint))
+    if problems:
+        raise ModelError.of(problems)
 
 
 def _may_be_cut(param: nn.Parameter) -> bool:
@@ -145,7 +165,7 @@ def _placed_alike(unit: UnitSpec, cuts: Cuts) -> UnitSpec:
     numels: dict[RankPlacement, int] = {}
     for _, param in unit.params:
         placement = placement_of(param, cuts)
-        numels[placement] = numels.get(placement, 0) + param.numel()
+        numels[placement] = numels.get(placement, 0) + whole_numel(param, cuts)
     if numels.keys() <= {EVERYWHERE}:
         return unit
     most = max(numels, key=lambda placement: numels[placement])
@@ -162,10 +182,10 @@ class _Candidate:
     twins: tuple[nn.Module, ...] = ()
 
 
-def _modules_with_params(model: nn.Module) -> Iterator[UnitSpec]:
+def _modules_with_params(model: nn.Module, cuts: Cuts) -> Iterator[UnitSpec]:
     """Yields the modules that may become units, each with the parameters that it alone has."""
     names = {id(param): name for name, param in reversed(list(model.named_parameters(remove_duplicate=False)))}
-    candidates = _joined(_with_shared_parts_apart(list(_candidates(model))))
+    candidates = _joined(_with_shared_parts_apart(list(_candidates(model, cuts)), cuts))
     homes = _homes(candidates)
     used_elsewhere = _used_outside(model, [module for unit in candidates for module in (unit.module, *unit.twins)])
     for unit in candidates:
@@ -173,11 +193,12 @@ def _modules_with_params(model: nn.Module) -> Iterator[UnitSpec]:
         yield UnitSpec(unit.name, unit.module, tuple((names[id(param)], param) for param in own), twins=unit.twins)
 
 
-def _candidates(module: nn.Module, prefix: str = "", *, in_block: bool = False) -> Iterator[_Candidate]:
+def _candidates(module: nn.Module, cuts: Cuts, *, prefix: str = "", in_block: bool = False) -> Iterator[_Candidate]:
     """Yields what inside `module` may become a unit; none contains another.
 
     Args:
         module: module to search for units.
+        cuts: parameters that an axis beside data has changed.
         prefix: prefix of the names in `module`.
         in_block: whether `module` is a block that is itself searched; its parts are called in the way that blocks are.
     """
@@ -191,13 +212,13 @@ def _candidates(module: nn.Module, prefix: str = "", *, in_block: bool = False) 
         if child_name in blocks or is_part or (is_leaf(child) and not is_container):
             yield _Candidate(name, child)
         elif isinstance(child, nn.Embedding | nn.Linear | nn.MultiheadAttention):
-            if numel_of(child) >= SMALL_NUMEL:
+            if sum(whole_numel(param, cuts) for param in child.parameters()) >= SMALL_NUMEL:
                 yield _Candidate(name, child)
         else:
-            yield from _candidates(child, f"{name}.")
+            yield from _candidates(child, cuts, prefix=f"{name}.")
 
 
-def _with_shared_parts_apart(candidates: list[_Candidate]) -> list[_Candidate]:
+def _with_shared_parts_apart(candidates: list[_Candidate], cuts: Cuts) -> list[_Candidate]:
     """Replaces blocks that share a part by their parts."""
     homes = _homes(candidates)
     found: list[_Candidate] = []
@@ -206,7 +227,7 @@ def _with_shared_parts_apart(candidates: list[_Candidate]) -> list[_Candidate]:
         parts = [part for part in unit.module.children() if any(True for _ in part.children())]
         apart = shared and any(_ids(part) and _ids(part) <= shared for part in parts)
         if apart and not is_leaf(unit.module) and not _ids(unit.module) <= shared:
-            found += _candidates(unit.module, f"{unit.name}.", in_block=True)
+            found += _candidates(unit.module, cuts, prefix=f"{unit.name}.", in_block=True)
         else:
             found.append(unit)
     return found

@@ -161,6 +161,11 @@ class ParamUnit:
         return Holders(self.repeats_over, self.replicas.rank, self.replicas.size)
 
     @property
+    def cut_names(self) -> list[str]:
+        """Names of the parameters of which other ranks hold other parts: all of the unit's, or none."""
+        return [extent.name for extent in self.layout.extents] if self.placement.cut_over else []
+
+    @property
     def holders(self) -> Holders:
         """The ranks that own the same range: this rank alone, or all of `ranks` at stage 0."""
         return self.ranks if self.owned == (0, self.layout.padded_numel) else SOLE_HOLDER

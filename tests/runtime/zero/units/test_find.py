@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from dsrun.runtime.zero.units.find import REST, UnitSpec, find_units
+from dsrun.checkpoint_files.index.region import Region, TensorBoxes
+from dsrun.errors import ModelError
+from dsrun.runtime.zero.units.cuts import CutParameter, Cuts, RankPlacement
+from dsrun.runtime.zero.units.find import REST, UnitSpec, find_frozen_units, find_units
 from support.models import Block, TinyGPT
 
 WIDE = 80
@@ -178,3 +181,90 @@ def test_modules_of_units_are_called_and_not_mere_containers() -> None:
             assert not isinstance(unit.module, nn.ModuleList | nn.ModuleDict | nn.ParameterList)
     assert isinstance(find_units(tied())[0].module, Block)
     assert torch.is_tensor(find_units(tied())[-1].params[0][1])
+
+
+TENSOR = RankPlacement(cut_over=("tensor",))
+
+
+def cut_rows(model: nn.Module, first: float, last: float, *names: str) -> Cuts:
+    """Leaves the parameters whose names end so the rows from one share of them to another one."""
+    cuts: dict[int, CutParameter] = {}
+    for name, param in model.named_parameters():
+        if name.endswith(names):
+            start, stop = round(first * param.shape[0]), round(last * param.shape[0])
+            box = Region((start, *(0 for _ in param.shape[1:])), (stop - start, *param.shape[1:]))
+            cuts[id(param)] = CutParameter(TENSOR, TensorBoxes(tuple(param.shape), (box,)))
+            param.data = param.detach()[start:stop].clone()
+    return cuts
+
+
+def on_ranks(make: Callable[[], nn.Module], shares: list[float], *names: str) -> list[list[UnitSpec]]:
+    """Returns the units that each rank finds, which has the rows from one share to the next."""
+    found: list[list[UnitSpec]] = []
+    for first, last in zip([0.0, *shares], [*shares, 1.0], strict=True):
+        model = make()
+        found.append(find_units(model, cuts=cut_rows(model, first, last, *names)))
+    return found
+
+
+def names_in(units: list[UnitSpec]) -> list[tuple[str, RankPlacement, list[str]]]:
+    return [(unit.name, unit.placement, [name for name, _ in unit.params]) for unit in units]
+
+
+@pytest.mark.parametrize("shares", [[0.5], [0.125], [0.125, 0.25, 0.875]])
+def test_a_block_that_is_cut_in_part_is_one_unit_and_its_norm_in_the_rest(shares: list[float]) -> None:
+    cut = ("qkv.weight", "out.weight", "up.weight", "down.weight")
+    ranks = on_ranks(lambda: Sub(blocks=blocks(2)), shares, *cut)
+    weights = {name for name, _ in Sub(blocks=blocks(2)).named_parameters() if name.endswith(cut)}
+    others = {name for name, _ in Sub(blocks=blocks(2)).named_parameters()} - weights
+    assert any("norm" in name for name in others)
+    for units in ranks:
+        assert names_in(units) == names_in(ranks[0]), "every rank finds the same, whatever part it has"
+        first, second, rest = units
+        assert (first.name, second.name, rest.name) == ("blocks.0", "blocks.1", REST)
+        assert first.placement == second.placement == TENSOR
+        assert {name for unit in (first, second) for name, _ in unit.params} == weights
+        assert {name for name, _ in rest.params} == others
+        assert (rest.module, rest.boxes, rest.placement.cut_over) == (None, {}, ())
+        assert {*first.boxes, *second.boxes} == weights
+
+
+def mostly_norms() -> nn.Module:
+    """A stack of blocks in which the weights have more elements than the norms, but not on a rank with few of them."""
+    return Sub(blocks=nn.ModuleList(nn.Sequential(nn.Linear(8, 8, bias=False), nn.LayerNorm(12)) for _ in range(2)))
+
+
+@pytest.mark.parametrize("shares", [[0.5], [0.125], [0.875]])
+def test_what_most_of_a_block_is_goes_by_whole_parameters(shares: list[float]) -> None:
+    ranks = on_ranks(mostly_norms, shares, "0.weight")
+    for units in ranks:
+        assert names_in(units) == names_in(ranks[0])
+        assert [unit.placement for unit in units[:2]] == [TENSOR] * 2
+
+
+@pytest.mark.parametrize("shares", [[0.5], [0.25], [0.75]])
+def test_what_is_large_enough_for_a_unit_goes_by_whole_parameters(shares: list[float]) -> None:
+    ranks = on_ranks(lambda: Sub(head=nn.Linear(64, 80, bias=False), norm=nn.LayerNorm(8)), shares, "head.weight")
+    for units in ranks:
+        assert [unit.name for unit in units] == ["head", REST]
+
+
+def test_a_frozen_part_is_as_large_as_the_whole() -> None:
+    for last in (0.1, 0.9):
+        model = Sub(head=nn.Linear(64, 80))
+        cuts = cut_rows(model, 0.0, last, "head.weight")
+        model.get_parameter("head.bias").requires_grad_(False)
+        assert [unit.name for unit in find_units(model, cuts=cuts)] == ["head"]
+        assert [unit.name for unit in find_frozen_units(model, cuts=cuts)] == ["head"]
+
+
+def test_frozen_parameters_that_are_cut_are_refused_and_all_named() -> None:
+    model = Sub(blocks=blocks(2))
+    cuts = cut_rows(model, 0.0, 0.5, "up.weight")
+    find_units(model, cuts=cuts)
+    model.requires_grad_(False)
+    with pytest.raises(ModelError) as raised:
+        find_units(model, cuts=cuts)
+    assert [problem.message for problem in raised.value.problems] == [
+        f"model: `blocks.{number}.up.weight` is cut over tensor, and frozen" for number in range(2)
+    ]
