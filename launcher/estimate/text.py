@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from dsrun.config.axes import AXES
 from dsrun.estimate.memory.model_state import FP32_BYTES
 from dsrun.estimate.prediction import Prediction, Tier
 from dsrun.estimate.run.catalogue import ACHIEVABLE
@@ -80,10 +81,7 @@ def describe_settings(settings: RunSettings) -> str:
     """Returns stage, format, offload and recomputation in a few words."""
     parts = [f"ZeRO stage {settings.stage}", _format_text(settings)]
     parts += [offload_text(settings)] if offload_text(settings) != "none" else []
-    if settings.tensor_parallel > 1:
-        parts.append(f"tensor parallel {settings.tensor_parallel}")
-    if settings.sequence_parallel > 1:
-        parts.append(f"sequence parallel {settings.sequence_parallel}")
+    parts += [f"{row.title} {size}" for row in AXES if (size := settings.axis_sizes.get(row.name, 1)) > 1]
     parts.append(_recomputation_text(settings))
     return ", ".join(parts)
 

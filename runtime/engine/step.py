@@ -115,7 +115,7 @@ class Spread:
 
 
 def holds_parts(units: Sequence[ParamUnit], world: Collectives) -> bool:
-    """Whether ranks hold parts of the model, so that no rank has all of its units whole; the same on every rank."""
+    """Whether ranks hold parts of some units, and not all of them whole or in ZeRO's slices; the same on every rank."""
     return any(unit.replicas.size < world.size for unit in units)
 
 

@@ -2,13 +2,14 @@
 
 Counts, and tells the heartbeat. Does not compare ranks (`observe/wait_report.py`) and judges nobody (the launcher).
 
-[Note: seconds of a wait] Where `wait` blocks the thread, its seconds are the wait. On CUDA it blocks the current
-stream: an event is recorded on it before `wait` and one behind, and what lies between them is how long the stream stood
-still for that collective, next to nothing if it had ended before. Nobody waits for the events. They are read where the
-host has just read from the device anyway (`reading`), as far as they have ended by then; the rest is read the next
-time. The seconds of that read itself are the device's own work, and no wait for others: a rank's own time is the time
-on the wall less the seconds counted here. Nothing is recorded while the stream is captured into a CUDA graph, so waits
-inside of a graph are not seen.
+[Note: seconds of a wait] Where `wait` blocks the thread, the collectives say how long this rank has waited for others;
+what it does itself meanwhile, where they know of it, is no wait. On CUDA it blocks the current stream: an event is
+recorded on it before `wait` and one behind, and what lies between them is how long the stream stood still for that
+collective, next to nothing if it had ended before. Nobody waits for the events. They are read where the host has just
+read from the device anyway (`reading`), and before there are too many, as far as they have ended by then; the rest is
+read the next time. The seconds of that read itself are the device's own work, and no wait for others: a rank's own time
+is the time on the wall less the seconds counted here. Nothing is recorded while the stream is captured into a CUDA
+graph, so waits inside of a graph are not seen.
 """
 
 from __future__ import annotations
@@ -196,7 +197,8 @@ class WaitTimes:
         """Returns whether one more wait may be unread; reads those that have ended, without waiting for any."""
         if len(self._unread) < MOST_UNREAD:
             return True
-        self._unreported_s += self._read()
+        if self._unread[0].end.query():
+            self._unreported_s += self._read()
         if len(self._unread) < MOST_UNREAD:
             return True
         if not self._tells_untimed:

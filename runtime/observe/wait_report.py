@@ -101,8 +101,8 @@ class UnrecordedExchange:
         self._records.write(WAITS_EVENT, to_fields(record))
 
     def record_at_end(self) -> None:
-        """As `record`, where the device may have failed: the script has been told of that."""
-        with suppress(RuntimeError):
+        """As `record`, where the device or the disk may have failed: the script has been told of that."""
+        with suppress(RuntimeError, OSError):
             self.record()
 
 
@@ -142,9 +142,10 @@ class WaitReport:
             self._mine = torch.zeros(numel, dtype=torch.float64, pin_memory=is_apart)
             self._sent = torch.zeros_like(self._mine, device=device) if is_apart else self._mine
             self._everyone = torch.zeros(collectives.size * numel, dtype=torch.float64, device=device)
+            # Rank 0 alone reads them.
             self._read = (
                 torch.zeros(collectives.size * numel, dtype=torch.float64, pin_memory=True)
-                if is_apart
+                if is_apart and collectives.rank == 0
                 else self._everyone
             )
             self._unrecorded = UnrecordedExchange(records, self._read, size=collectives.size)
@@ -185,7 +186,8 @@ class WaitReport:
             self._unrecorded.put(Exchange(step, self._steps, (now_s - self._begun_s) / self._steps, names, copied))
             if copied is None:
                 self._unrecorded.record()
-        self._before, self._begun_s, self._steps = now, now_s, 0
+        # What rank 0 needs to compare them is none of its next steps' own time.
+        self._before, self._begun_s, self._steps = now, self._clock(), 0
 
 
 def rows_of(waits: Mapping[str, Waited]) -> list[Row]:

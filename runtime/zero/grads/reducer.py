@@ -133,8 +133,10 @@ class GradReducer:
         self.sums: GradSums = ResidentSums(units) if sums is None else sums
         memory = Arenas() if memory is None else memory
         first = units[0].params[0] if units else torch.empty(0)  # no unit, no gradient
-        # Units of other replicas may take turns in a slot; its memory is then not the fastest for all of them.
-        zeros = units[0].replicas.zeros if units else collectives.zeros
+        # Ranks make the fastest memory together, so its size is one on all of them: not where they have parts of
+        # parameters, which may be of unlike sizes.
+        has_parts = any(unit.placement.cut_over for unit in units)
+        zeros = torch.zeros if has_parts else collectives.zeros
         count = slot_count if shard_gradients else len(units)
         placed = allocate_slots(
             units,

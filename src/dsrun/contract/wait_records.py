@@ -74,11 +74,11 @@ def to_fields(record: WaitRecord) -> dict[str, Any]:
 
 
 def from_fields(fields: Mapping[str, Any]) -> WaitRecord:
-    """Reads the fields of a record; those that it does not know are left out.
+    """Reads the fields of a record; others beside them are left out, but not inside of a row.
 
     Raises:
         KeyError: a field is missing.
-        TypeError: a field is of another kind.
+        TypeError: a field is of another kind, or a row has one that this version does not know.
     """
     return WaitRecord(
         step=fields["step"],
