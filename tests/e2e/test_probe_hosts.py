@@ -72,4 +72,4 @@ def test_a_host_that_cannot_be_reached_is_named_and_the_other_is_shown(rig: Rig,
     assert result.exit_code == 1
     assert result.stdout.startswith("n1\nhost ")
     assert "error: host n2: " in result.stderr
-    assert "n2" not in result.stdout
+    assert "n2" not in result.stdout.split(), "nothing is shown of it; a path may have its letters"
