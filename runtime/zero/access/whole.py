@@ -157,7 +157,14 @@ class ParamAccess(OwnerGroup):
         """
         self.check_quiet("GatheredParameters")
         if writes:
-            _check_no_parts(homes)
+            problems = problems_of_parts(
+                homes,
+                where="GatheredParameters",
+                reason=": modifier_rank has a part of it, and other ranks have other parts",
+                hint="set each rank's own part, on every rank, with dsrun.utils.safe_set_full_fp32_param",
+            )
+            if problems:
+                raise ModelError.of(problems)
         settle_all(homes)
         self.writes.are_due()
         if writes:
@@ -333,19 +340,21 @@ class ParamAccess(OwnerGroup):
         self.pieces.publish(list({home.unit.index: home.unit for home in homes if home.unit is not None}.values()))
 
 
-def _check_no_parts(homes: Sequence[UnitHome]) -> None:
-    """Raises where no rank can name the values for all: of a parameter that is cut, it has a part."""
-    problems = [
-        Problem(
-            f"GatheredParameters: {are_cut([home.name], home.unit.placement)}: modifier_rank has a part of it, and "
-            "other ranks have other parts",
-            "set each rank's own part, on every rank, with dsrun.utils.safe_set_full_fp32_param",
-        )
-        for home in homes
-        if home.unit is not None and home.unit.placement.cut_over
+def problems_of_parts(homes: Sequence[UnitHome], *, where: str, reason: str, hint: str) -> list[Problem]:
+    """Returns a problem for each parameter that is cut, so that no rank can give the values for all.
+
+    Args:
+        homes: homes of the parameters.
+        where: beginning of messages: the call, or the file.
+        reason: end of messages, behind which parameter is cut and over which axes.
+        hint: way out.
+    """
+    units = ((home.name, home.unit) for home in homes)
+    return [
+        Problem(f"{where}: {are_cut([name], unit.placement)}{reason}", hint)
+        for name, unit in units
+        if unit is not None and unit.placement.cut_over
     ]
-    if problems:
-        raise ModelError.of(problems)
 
 
 def settle_all(homes: Sequence[UnitHome]) -> None:

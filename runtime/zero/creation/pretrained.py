@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,8 @@ from dsrun.errors import CheckpointError, InputError, Problem
 from ...mesh.agree.all_or_none import all_or_none
 from ..access.pieces import UnitHome
 from ..access.torn import WEIGHTS
-from ..access.whole import ParamAccess
+from ..access.whole import ParamAccess, problems_of_parts
 from ..partition_parameters import home_of, settle, unsettle
-from ..units.cuts import are_cut
 from .stored_files import StoredHome, StoredTensor, find_tensors
 from .unbuilt import UnbuiltOwner
 
@@ -108,7 +107,14 @@ def assign(model: nn.Module, find: Callable[[], Mapping[str, Source]], *, where:
 
     def look() -> Mapping[str, Source]:
         sources = find()
-        _check_no_parts([home for home in homes if _first(names_of[id(home)], sources) is not None], where=where)
+        problems = problems_of_parts(
+            [home for home in homes if _first(names_of[id(home)], sources) is not None],
+            where=where,
+            reason=", and each rank has a part of it",
+            hint="engine.load_checkpoint gives each rank its part; or load the values before dsrun.initialize",
+        )
+        if problems:
+            raise CheckpointError.of(problems)
         _check_fit(shapes, sources, where=where, strict=strict)
         for home in homes:
             if _first(names_of[id(home)], sources) is not None:
@@ -165,20 +171,6 @@ def _parameter_names(model: nn.Module) -> list[tuple[nn.Parameter, list[str]]]:
 
 def _first(names: list[str], sources: Mapping[str, Source]) -> str | None:
     return next((name for name in names if name in sources), None)
-
-
-def _check_no_parts(homes: Sequence[UnitHome], *, where: str) -> None:
-    """Refuses parameters of which each rank has a part: the values are for all ranks alike."""
-    problems = [
-        Problem(
-            f"{where}: {are_cut([home.name], home.unit.placement)}, and each rank has a part of it",
-            "engine.load_checkpoint gives each rank its part; or load the values before dsrun.initialize",
-        )
-        for home in homes
-        if home.unit is not None and home.unit.placement.cut_over
-    ]
-    if problems:
-        raise CheckpointError.of(problems)
 
 
 def _check_fit(

@@ -44,7 +44,7 @@ from ...memory.arena import room_for
 from ...memory.arenas import Arenas
 from ...mesh.collectives import Collectives, Pending, own_slice
 from ..params.slots import allocate_slots, in_dtype
-from ..units.unit import ParamUnit
+from ..units.unit import ParamUnit, zeros_for
 from .sums import GradSums, ResidentSums
 from .unused import UnusedParameters
 
@@ -133,10 +133,7 @@ class GradReducer:
         self.sums: GradSums = ResidentSums(units) if sums is None else sums
         memory = Arenas() if memory is None else memory
         first = units[0].params[0] if units else torch.empty(0)  # no unit, no gradient
-        # Ranks make the fastest memory together, so its size is one on all of them: not where they have parts of
-        # parameters, which may be of unlike sizes.
-        has_parts = any(unit.placement.cut_over for unit in units)
-        zeros = torch.zeros if has_parts else collectives.zeros
+        zeros = zeros_for(units, collectives)
         count = slot_count if shard_gradients else len(units)
         placed = allocate_slots(
             units,

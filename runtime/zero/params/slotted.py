@@ -18,7 +18,7 @@ from ...mesh.collectives import Collectives, Pending
 from ..partition_parameters import ShardedParameter, ZeroParamStatus, memory_of
 from ..units.released import ReleasedParameter
 from ..units.tier import gather
-from ..units.unit import ParamUnit
+from ..units.unit import ParamUnit, zeros_for
 from .gather_log import GatherLog
 from .order import EvaluatedOrder, RecordedOrder
 from .slots import elements_of, in_dtype, views_of_slots
@@ -122,11 +122,10 @@ class SlottedStore:
         self._is_recorded = False  # a whole step has been seen
         self._places: dict[int, tuple[_Place, ...]] = {}  # by a unit's index, in the order of `plan.cells`
         self._place_of: dict[int, _Place] = {}  # by the index of a part
-        # A slice from elsewhere lands in its slot, and the peers read it there. Ranks make that memory together, so
-        # its size is one on all of them: not where they have parts of parameters, which may be of unlike sizes.
+        # A slice from elsewhere lands in its slot, and the peers read it there.
         parts = [part for unit in units for part in (unit, unit.frozen) if part is not None]
-        is_uncut = not any(part.placement.cut_over for part in parts)
-        zeros = collectives.zeros if is_uncut and any(part.tier is not None for part in parts) else torch.zeros
+        lands = any(part.tier is not None for part in parts)
+        zeros = zeros_for(parts, collectives) if lands else torch.zeros
         memory = views_of_slots(
             plan.slots,
             [cell.numel for cell in plan.cells],

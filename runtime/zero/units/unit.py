@@ -5,7 +5,7 @@ Which buffers are whole and which are slots is decided by the store and the redu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -301,3 +301,16 @@ def group_by(spec: UnitSpec, group_of: Mapping[int, int]) -> UnitSpec:
     """Orders a unit's parameters by optimizer group, so that each group is one run of the flat buffer."""
     ordered: Sequence[tuple[str, nn.Parameter]] = sorted(spec.params, key=lambda item: group_of[id(item[1])])
     return replace(spec, params=tuple(ordered))
+
+
+def zeros_for(units: Iterable[ParamUnit], collectives: Collectives) -> Callable[..., Tensor]:
+    """Returns what makes zeroed memory for units: that which the ranks move fastest, where they can make it together.
+
+    They do so by calls of one size on all of them. Where they have parts of parameters, which may be of unlike sizes,
+    it is each rank's own memory.
+
+    Args:
+        units: the units.
+        collectives: ranks that have the same units.
+    """
+    return torch.zeros if any(unit.placement.cut_over for unit in units) else collectives.zeros
