@@ -37,6 +37,9 @@ CONFIG_ENV = "DSRUN_CONFIG"
 JOB_ID_ENV = "DSRUN_JOB_ID"
 #: Folder of this job on this host: logs, records, error files.
 RUN_DIR_ENV = "DSRUN_RUN_DIR"
+#: Version of DeepSpeed that dsrun stands for in a job whose `import deepspeed` gives dsrun, see `dsrun.as_deepspeed`;
+#: absent where it does not.
+AS_DEEPSPEED_ENV = "DSRUN_AS_DEEPSPEED"
 #: `nccl` or `gloo` where the user asked for one; absent means the runtime chooses.
 BACKEND_ENV = "DSRUN_BACKEND"
 #: Path of the host's heartbeat table (see `dsrun.contract.heartbeats`); a worker's slot is its LOCAL_RANK.
@@ -99,6 +102,11 @@ def resume_folder(environ: Mapping[str, str] | None = None) -> str | None:
     It is a folder, or an address of an object store.
     """
     return (os.environ if environ is None else environ).get(RESUME_ENV) or None
+
+
+def stands_for_deepspeed(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether `import deepspeed` gives dsrun in this process, whose script then expects what DeepSpeed does."""
+    return bool((os.environ if environ is None else environ).get(AS_DEEPSPEED_ENV))
 
 
 def memory_copy_folder(environ: Mapping[str, str] | None = None) -> Path | None:
