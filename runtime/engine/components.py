@@ -20,6 +20,7 @@ from .compose.hooks import Hooks
 from .compose.job import Job
 from .compose.saving import Saving
 from .compose.start_report import is_recorded_for_all
+from .generation import Generation
 from .host.disk import finder_of
 from .host.tiers import Tiers
 from .memory_queries import MemoryQueries
@@ -61,6 +62,7 @@ class Components:
         checkpoints: Checkpoints on disks and in object stores.
         copies: Copies of the state in memory.
         weights: The weights as a whole, in and out.
+        generation: The model's `generate` with the weights as a whole.
         on_signal: The checkpoint and the end that a signal asks for.
     """
 
@@ -78,6 +80,7 @@ class Components:
     checkpoints: Checkpoints
     copies: CopiesInMemory
     weights: WholeWeights
+    generation: Generation
     on_signal: SaveOnSignal
 
 
@@ -211,5 +214,6 @@ def make_components(
         checkpoints=checkpoints,
         copies=copies,
         weights=WholeWeights(mesh, sharded, access.torn),
+        generation=Generation(sharded, mesh, hooks.units),
         on_signal=SaveOnSignal(mesh, progress),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -35,6 +35,9 @@ from .compose.saving import Saving
 from .counters import EngineCounters
 from .deepspeed.calls import Calls
 from .deepspeed.getters import Getters
+from .deepspeed.optimizer_calls import give_calls
+from .deepspeed.torch_module import TorchModule
+from .generation import Generation
 from .host.migration import MigratingUpdate
 from .host.tiers import Tiers
 from .memory_queries import prediction_follower
@@ -47,10 +50,11 @@ from .training.script_backward import check_loss, check_not_scaled
 from .update import Update
 
 
-class Engine(Getters, Calls):
+class Engine(Getters, Calls, TorchModule):
     """Trains one model; every rank calls the same methods in the same order.
 
-    Attributes that an engine does not have are looked up in the module, as DeepSpeed's engine does.
+    It is a torch module whose only part is the model, under the name `module`: see `deepspeed/torch_module.py`.
+    Attributes that an engine does not have are looked up in the model, as DeepSpeed's engine does.
 
     Args:
         settings: the config.
@@ -79,7 +83,9 @@ class Engine(Getters, Calls):
         data: Data,
         hooks: Hooks,
     ) -> None:
+        super().__init__()
         self.module = sharded.module
+        self.training = sharded.module.training
         self.training_dataloader = data.loader
         self.device = mesh.device
         self.config = settings.raw
@@ -132,6 +138,8 @@ class Engine(Getters, Calls):
             engine=self,
             release=self._take_off,
         )
+        if update.optimizer is not None:
+            give_calls(update.optimizer, self._components.states, shards_parameters=sharded.plan.shard_parameters)
         self._end_with_engine()
 
     @property
@@ -180,14 +188,15 @@ class Engine(Getters, Calls):
 
     # Training ---------------------------------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the module's forward. Inputs are not moved; `fp16.auto_cast` alone casts them.
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model's forward, as a call of the engine does, which also runs hooks that a script gave the engine.
+        Inputs are not moved; `fp16.auto_cast` alone casts them.
 
-        At stage 3, enters all-gathers. Runs under autocast where the config says so.
+               At stage 3, enters all-gathers. Runs under autocast where the config says so.
 
-        Raises:
-            ModelError: an input has a dtype or a device that the model cannot take, from torch's own error; or a
-                parameter has been converted or moved.
+               Raises:
+                   ModelError: an input has a dtype or a device that the model cannot take, from torch's own error; or a
+                       parameter has been converted or moved.
         """
         self._hooks.access.torn.check("engine(...)")
         trains = torch.is_grad_enabled()
@@ -324,8 +333,13 @@ class Engine(Getters, Calls):
         finally:
             self._progress.open_no_sync -= 1
 
-    def zero_grad(self) -> None:
-        """Forgets the gradients accumulated so far; after a backward that failed, the global batch begins again."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the gradients accumulated so far; after a backward that failed, the global batch begins again.
+
+        Args:
+            set_to_none: torch's argument, without effect: parameters have no `grad` outside of backward.
+        """
+        del set_to_none
         self._hooks.units.find_failed()
         reducer = self._sharded.reducer
         if reducer.is_torn or not self._progress.counts_micro_steps:
@@ -354,6 +368,17 @@ class Engine(Getters, Calls):
             autocast=self._autocast,
             casts=self._cast_inputs is not None,
         )
+
+    @property
+    def generate(self) -> Callable[..., Any]:
+        """The model's own `generate`, where it has one: at stage 3 with weights that are gathered once.
+
+        Every rank must call, and may generate as long as it wants; see [Note: who waits for whom] in `generation.py`.
+        """
+        own = getattr(self.module, "generate", None)
+        if own is None:
+            raise AttributeError("generate")  # and then torch_module.py says who has none
+        return partial(_call_generate, self._components.generation, own)
 
     # What a run says, and what is asked of it -------------------------------------------------------------------------
 
@@ -440,16 +465,7 @@ class Engine(Getters, Calls):
         """Whether a signal has asked this rank to save and end, say to leave a long evaluation; others may not know."""
         return self._components.on_signal.is_requested
 
-    # The module and its end -------------------------------------------------------------------------------------------
-
-    def train(self, mode: bool = True) -> Engine:
-        """Switches the module to training."""
-        self.module.train(mode)
-        return self
-
-    def eval(self) -> Engine:
-        """Switches the module to evaluation."""
-        return self.train(False)
+    # The end -------------------------------------------------------------------------------------------
 
     def destroy(self) -> None:
         """Reports the peaks of memory, takes the hooks off the module and leaves its process groups.
@@ -480,3 +496,7 @@ class Engine(Getters, Calls):
             self._components.states.close()
             self._take_off()
             leave(self._mesh)
+
+
+def _call_generate(generation: Generation, generate: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return generation.run(generate, args, kwargs)

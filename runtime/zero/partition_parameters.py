@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from ..compat import without_overrides
 
+#: Method by which an engine is known to floors that do not import its class.
+OF_AN_ENGINE = "was_step_applied"
 _ATTRIBUTE = "_dsrun_home"
 _DATA: Any = Tensor.data
 
@@ -205,6 +207,11 @@ class ShardedParameter(EngineParameter):
     def ds_tensor(self) -> Tensor:
         """This rank's piece, flat; it may have no elements."""
         return _home(self).own_piece()
+
+    @property
+    def ds_active_sub_modules(self) -> set[int]:
+        """Modules that use the parameter now, for scripts that clear it: always empty, for units are followed here."""
+        return set()
 
 
 def memory_of(param: Tensor) -> Tensor:

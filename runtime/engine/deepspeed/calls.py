@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from dsrun.contract.environment import stands_for_deepspeed
 from dsrun.errors import InputError
 
 from ...data.loader import TrainingLoader
@@ -35,13 +36,9 @@ class Calls:
     _progress: Progress
     device: torch.device
     dp_world_size: int
+    global_rank: int
     module: nn.Module
     wait_for_checkpoint: Callable[[], None]
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the module's forward with all that goes with it, as a call of the engine does."""
-        call: Any = self
-        return call(*args, **kwargs)
 
     def compile(
         self,
@@ -173,7 +170,7 @@ class Calls:
         load_module_only: bool = False,
         custom_load_fn: None = None,
         *,
-        missing_ok: bool = False,
+        missing_ok: bool | None = None,
         load_random_state: bool = True,
     ) -> tuple[str | None, dict[str, Any] | None]:
         """Loads a checkpoint that any number of ranks saved at any stage; every rank must call.
@@ -187,7 +184,8 @@ class Calls:
             load_lr_scheduler_states: whether the state of the learning-rate schedule is loaded.
             load_module_only: whether only parameters and buffers are loaded.
             custom_load_fn: DeepSpeed's argument, refused unless None: such a function would see only a rank's slices.
-            missing_ok: return (None, None) where there is no checkpoint yet, instead of an error.
+            missing_ok: return (None, None) where there is no checkpoint yet, instead of an error. None: an error, but
+                for scripts to which dsrun is DeepSpeed, whose way this is; those are told.
             load_random_state: have this process's random numbers go on as well, see `resume_state.py`; the last thing
                 before training, then. On more ranks than there were, new ones draw numbers of their own.
 
@@ -218,14 +216,17 @@ class Calls:
             progress=not load_module_only,
             random=load_random_state and not load_module_only,
         )
-        return self._components.checkpoints.load(
+        found, client_state = self._components.checkpoints.load(
             load_dir,
             tag,
             options,
             module_only=load_module_only,
-            missing_ok=missing_ok,
+            missing_ok=stands_for_deepspeed() if missing_ok is None else missing_ok,
             wait=self.wait_for_checkpoint,
         )
+        if found is None and missing_ok is None and self.global_rank == 0:
+            print(f"dsrun: load_checkpoint: there is no checkpoint in {load_dir} yet; nothing was loaded", flush=True)
+        return found, client_state
 
     def module_state_dict(
         self, exclude_frozen_parameters: bool = False, *, all_ranks: bool = False

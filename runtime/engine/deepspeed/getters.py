@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from dsrun.config.batch import BatchSizes
 from dsrun.config.config import Config
@@ -17,17 +16,15 @@ from dsrun.errors import InputError
 from ..model.sharded import ShardedModel
 from ..progress import Progress
 from ..update import Update
-from .missing import ENGINE
 
 
 class Getters:
-    """What an engine says about itself; attributes that it does not have are looked up in the module."""
+    """What an engine says about itself."""
 
     _progress: Progress
     _settings: Config
     _sharded: ShardedModel
     _update: Update
-    module: nn.Module
     dp_world_size: int
 
     def train_batch_size(self) -> int:
@@ -152,13 +149,3 @@ class Getters:
     def fp16_enabled(self) -> bool:
         """Whether parameters are fp16."""
         return self._sharded.precision.compute == torch.float16
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "module" or name.startswith("__"):
-            raise AttributeError(name)
-        try:
-            return getattr(self.module, name)
-        except AttributeError:
-            reason = f": {ENGINE[name]}" if name in ENGINE else ""
-            kind = type(self.module).__name__
-            raise AttributeError(f"neither {type(self).__name__} nor {kind} has `{name}`{reason}") from None

@@ -18,11 +18,9 @@ from dsrun.errors import ModelError, Problem
 
 from ...activation.activate import Activations
 from ...zero.hooks.modules import UnitHooks
-from ...zero.partition_parameters import unsettle
+from ...zero.partition_parameters import OF_AN_ENGINE, unsettle
 
 _TAKEN = "_dsrun_has_engine"
-#: Method by which an engine is known, for this floor does not import its class.
-_OF_AN_ENGINE = "was_step_applied"
 #: Classes that shard or reduce themselves, by the name of a base: most are never imported here.
 _WRAPPERS = {
     "DataParallel": "torch.nn.DataParallel",
@@ -40,11 +38,12 @@ def check_unwrapped(model: object) -> None:
     Raises:
         ModelError: naming the module and what has it, or every such parameter.
     """
-    if not isinstance(model, nn.Module):
+    is_engine = hasattr(type(model), OF_AN_ENGINE)
+    if is_engine or not isinstance(model, nn.Module):
         kind, hint = f"a {type(model).__name__}", "pass the plain model"
         if isinstance(model, type):
             kind, hint = f"the class {model.__name__}", f"pass a model of that class, {model.__name__}(...)"
-        elif hasattr(model, _OF_AN_ENGINE):
+        elif is_engine:
             kind, hint = "an engine", "pass the plain model, engine.module after engine.destroy()"
         raise ModelError(f"dsrun.initialize: model is {kind}; expected a torch.nn.Module", hint=hint)
     _check_parameters(model)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dsrun.errors import ModelError
 
-from ..partition_parameters import OwnerGroup, ParameterOwner, home_of
+from ..partition_parameters import OF_AN_ENGINE, OwnerGroup, ParameterOwner, home_of
 
 
 class GatheredParameters:
@@ -71,10 +71,10 @@ def _number(home: ParameterOwner) -> int:
 
 @contextmanager
 def unwrap_model_for_generation(model: object) -> Generator[nn.Module]:
-    """Yields a module with whole parameters, to generate with; every rank must enter and generate equally often.
+    """Yields a module with whole parameters, to generate with; every rank must enter.
 
-    Forwards inside gather their units as always, so it saves nothing where the module is called; it is for code that
-    reads parameters itself, and for scripts written for DeepSpeed.
+    Forwards without a gradient read what is gathered here and enter no collective, so each rank generates as long as
+    it wants to.
 
     Args:
         model: an engine, or a module.
@@ -82,7 +82,7 @@ def unwrap_model_for_generation(model: object) -> Generator[nn.Module]:
     Raises:
         ModelError: it is neither; or inside a forward or a backward.
     """
-    module = model if isinstance(model, nn.Module) else getattr(model, "module", None)
+    module = getattr(model, "module", None) if hasattr(type(model), OF_AN_ENGINE) else model
     if not isinstance(module, nn.Module):
         raise ModelError(
             f"unwrap_model_for_generation: got a {type(model).__name__}", hint="pass an engine or a torch.nn.Module"

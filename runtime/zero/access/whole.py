@@ -26,7 +26,15 @@ from ...optim.sharded import ShardOptimizer
 from ...protocols import ChangeFence
 from ..grads.reducer import GradReducer
 from ..params.store import ParamStore
-from ..partition_parameters import EngineParameter, OwnerGroup, ShardedParameter, memory_of, set_memory, settle
+from ..partition_parameters import (
+    EngineParameter,
+    OwnerGroup,
+    ShardedParameter,
+    home_of,
+    memory_of,
+    set_memory,
+    settle,
+)
 from ..units.cuts import are_cut
 from ..units.plan import ZeroPlan
 from ..units.released import ReleasedParameter
@@ -188,6 +196,7 @@ class ParamAccess(OwnerGroup):
             home.resident = memory_of(home.param)
             set_memory(home.param, home.full)
             home.version = version_of(home.param)
+        self._note_whole(wanted)
 
     def close(self, homes: Sequence[UnitHome], *, source: int | None, failed: bool) -> None:
         """See `OwnerGroup`. With a source: an all-reduce of one number, and a broadcast of what was gathered as one.
@@ -216,6 +225,7 @@ class ParamAccess(OwnerGroup):
                     home.full = home.flat = home.resident = None
                     if home.unit is not None:
                         home.unit.writes.skip_one(home.position)
+            self._note_whole(homes)
         if self._compares:
             self._refuse_unannounced(homes, {home.number for home, _ in changed})
         for _, write in [] if failed else changed:
@@ -278,6 +288,14 @@ class ParamAccess(OwnerGroup):
             raise ModelError(
                 f"GatheredParameters: `{names[0]}`{more} written to without a modifier_rank",
                 hint="name the rank whose values all take over: GatheredParameters(params, modifier_rank=0)",
+            )
+
+    def _note_whole(self, homes: Sequence[UnitHome]) -> None:
+        """Tells the store which units forwards can read where they have been opened."""
+        for unit in {home.unit.index: home.unit for home in homes if home.unit is not None}.values():
+            opened = (home_of(param) for param in unit.params)
+            self.pieces.store.set_whole(
+                unit, all(isinstance(home, UnitHome) and home.full is not None for home in opened)
             )
 
     def _is_elsewhere(self, home: UnitHome) -> bool:

@@ -84,6 +84,9 @@ class SlottedStore:
     their own. They keep their values over steps, so a unit that still lies in its slot then has its trained ones
     gathered alone.
 
+    Units that are whole outside of their slots (`GatheredParameters`) are read there by forwards without a gradient,
+    which then enter no collective: ranks may run as many of them as each one wants, to generate say.
+
     Args:
         units: units that are acquired, in order of registration, each with its `frozen`; their parameters are bound to
             the slots here.
@@ -120,6 +123,8 @@ class SlottedStore:
         self._evaluated = EvaluatedOrder()
         self._has_begun = False  # a training step's forward has acquired a unit
         self._is_recorded = False  # a whole step has been seen
+        self._whole: set[int] = set()  # indices of parts that are whole outside of their slots
+        self._readers: dict[int, int] = {}  # by a unit's index: how many acquired it there
         self._places: dict[int, tuple[_Place, ...]] = {}  # by a unit's index, in the order of `plan.cells`
         self._place_of: dict[int, _Place] = {}  # by the index of a part
         # A slice from elsewhere lands in its slot, and the peers read it there.
@@ -164,6 +169,11 @@ class SlottedStore:
         Raises:
             ModelError: another unit in the same slot is still in use.
         """
+        if self._reads_whole(unit):
+            if not self.is_there(unit):
+                unit.show(ShardedParameter)
+            self._readers[unit.index] = self._readers.get(unit.index, 0) + 1
+            return
         turns = False
         begins = False
         for place in self._places[unit.index]:
@@ -193,6 +203,11 @@ class SlottedStore:
 
     def release(self, unit: ParamUnit) -> None:
         """See `ParamStore`. The data stays until another unit takes the slot. What was written to it is taken over."""
+        if readers := self._readers.get(unit.index, 0):
+            self._readers[unit.index] = readers - 1
+            if not self.is_there(unit):
+                unit.show(ReleasedParameter)
+            return
         places = self._places[unit.index]
         for place in places:
             assert place.slot.occupant is unit, f"unit {unit.name} was not acquired"
@@ -210,10 +225,14 @@ class SlottedStore:
 
     def is_there(self, unit: ParamUnit) -> bool:
         """See `ParamStore`."""
+        if self._readers.get(unit.index):
+            return True
         return all(place.slot.occupant is unit and place.slot.users > 0 for place in self._places[unit.index])
 
     def read(self, unit: ParamUnit, position: int, *, evaluating: bool = False) -> Tensor:
         """See `ParamStore`: a copy, gathered into the unit's slot or, where that is in use, into memory of its own."""
+        if self._reads_whole(unit):
+            return memory_of(unit.gathered_params[position]).clone()
         of_frozen = position >= len(unit.params)
         part = unit.frozen if of_frozen and unit.frozen is not None else unit
         if any(place.slot.users and place.slot.occupant is not unit for place in self._places[unit.index]):
@@ -265,6 +284,16 @@ class SlottedStore:
             self._gather(slot)
             slot.wait()
 
+    def set_whole(self, unit: ParamUnit, whole: bool) -> None:
+        """See `ParamStore`. A unit that is still in use goes on in its slot, which may enter an all-gather."""
+        if whole:
+            self._whole.add(unit.index)
+            return
+        self._whole.discard(unit.index)
+        owner = self._place_of[unit.index].unit
+        for _ in range(self._readers.pop(owner.index, 0)):
+            self.acquire(owner, evaluating=True)
+
     def status(self, unit: ParamUnit) -> ZeroParamStatus:
         """See `ParamStore`: only between `acquire` and `release`, although data may stay in a slot for longer."""
         place = self._place_of[unit.index]
@@ -292,6 +321,12 @@ class SlottedStore:
             largest, negated_smallest = bounds.tolist()
         if largest != -negated_smallest:
             self._log.refuse()
+
+    def _reads_whole(self, unit: ParamUnit) -> bool:
+        """Whether a forward reads all of a unit outside of its slots."""
+        if not self._whole or torch.is_grad_enabled():
+            return False
+        return all(part.index in self._whole for place in self._places[unit.index] for part in place.parts)
 
     def _take_writes(self, unit: ParamUnit) -> None:
         """Hands on what a script has written where the unit is gathered."""

@@ -59,6 +59,15 @@ class ParamStore(Protocol):
         """The shard of this unit alone, trained or frozen, has new values; every rank must call."""
         ...
 
+    def set_whole(self, unit: ParamUnit, whole: bool) -> None:
+        """Says whether all parameters of a unit have their whole values in memory of their own; on every rank alike.
+
+        Args:
+            unit: unit, trained or frozen.
+            whole: True: forwards without a gradient read that memory, and enter no collective for the unit.
+        """
+        ...
+
     def status(self, unit: ParamUnit) -> ZeroParamStatus:
         """Whether the unit's parameters may be read now."""
         ...
@@ -107,6 +116,9 @@ class ResidentStore:
 
     def refresh(self, unit: ParamUnit) -> None:
         """See `ParamStore`: who changes the shard of a unit that is whole changes the whole."""
+
+    def set_whole(self, unit: ParamUnit, whole: bool) -> None:
+        """See `ParamStore`: it changes nothing, for forwards enter none anyway."""
 
     def status(self, unit: ParamUnit) -> ZeroParamStatus:
         """See `ParamStore`: always."""

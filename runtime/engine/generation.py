@@ -1,0 +1,84 @@
+"""Generation inside training: at stage 3 the weights are gathered once, and then each rank generates on its own.
+
+How a model generates is the model's business: its own `generate` runs, with what the script gave it.
+
+[Note: who waits for whom] A forward at stage 3 gathers its units, so all ranks must run as many forwards. Libraries
+know that: transformers' `generate(synced_gpus=True)` has ranks that are done go on with the others. Where the whole
+weights fit beside the training state, they are gathered before the first token, forwards enter no collective, and ranks
+with short answers are done early.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dsrun.host.memory import read_host_memory
+
+from ..memory.room import free_bytes
+from ..mesh.join.groups import ProcessGroupMesh
+from ..zero.access.gathered import GatheredParameters
+from ..zero.hooks.modules import UnitHooks
+from .model.sharded import ShardedModel
+
+#: Part of the free memory that the weights may take: the rest is for what generation keeps of each token.
+_PART_FOR_WEIGHTS = 0.5
+#: Argument by which transformers has ranks that are done go on with those that are not.
+_IN_STEP = "synced_gpus"
+
+
+class Generation:
+    """The model's `generate`, with whole weights where they fit.
+
+    Args:
+        sharded: Model, and what of it each rank has.
+        mesh: Ranks and device.
+        hooks: Hooks of the units, which let go of what a forward has left in use.
+    """
+
+    def __init__(self, sharded: ShardedModel, mesh: ProcessGroupMesh, hooks: UnitHooks) -> None:
+        self._sharded = sharded
+        self._mesh = mesh
+        self._hooks = hooks
+
+    def run(self, generate: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Generates; every rank must call. See [Note: who waits for whom].
+
+        At stage 3 enters an all-reduce of 8 bytes, and an all-gather of each unit; where the weights do not fit, those
+        of each forward instead, and ranks stay in step.
+
+        Args:
+            generate: the model's own function.
+            args: positional arguments of it.
+            kwargs: keyword arguments of it; `synced_gpus` is set unless the script has set it.
+        """
+        self._hooks.find_failed()
+        if not self._sharded.plan.shard_parameters:
+            return generate(*args, **kwargs)
+        fits = self._fits()
+        takes_word = _IN_STEP in inspect.signature(generate).parameters and kwargs.get(_IN_STEP) is None
+        said = {_IN_STEP: not fits and self._mesh.info.world_size > 1} if takes_word else {}
+        with GatheredParameters(self._sharded.module.parameters(), enabled=fits):
+            return generate(*args, **{**kwargs, **said})
+
+    def _fits(self) -> bool:
+        """Whether the whole weights fit into half of what is free, on every rank."""
+        units = (*self._sharded.units, *self._sharded.frozen)
+        wanted = sum(unit.layout.padded_numel * unit.dtype.itemsize for unit in units)
+        room = self._room()
+        lacks = torch.tensor([room is not None and wanted > room * _PART_FOR_WEIGHTS], device=self._mesh.device)
+        lacks = lacks.to(torch.int64)
+        self._mesh.world.all_reduce(lacks, op="max", label="room for weights").wait()
+        with self._mesh.world.reading("room for weights"):
+            return not lacks.item()
+
+    def _room(self) -> int | None:
+        """Bytes that this rank may take; None where the kernel does not tell."""
+        device = self._mesh.device
+        if device.type != "cpu":
+            return free_bytes(device)
+        available = read_host_memory().available_bytes
+        return None if available is None else available // self._mesh.info.local_world_size
