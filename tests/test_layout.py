@@ -122,6 +122,18 @@ def test_the_wheel_holds_both_halves_whole(wheel_names: list[str]) -> None:
     assert expected - set(wheel_names) == set()
 
 
+def test_both_hold_the_package_deepspeed_which_is_none_of_dsruns(
+    wheel_names: list[str], sdist_names: list[str]
+) -> None:
+    folder = ROOT / "src" / "dsrun" / "as_deepspeed" / "site"
+    files = {f"dsrun/{path.relative_to(ROOT / 'src' / 'dsrun')}" for path in folder.rglob("*") if path.is_file()}
+    files = {name for name in files if not name.endswith(".pyc")}
+    assert any(name.endswith(".dist-info/METADATA") for name in files)
+    assert files - set(wheel_names) == set()
+    assert {f"src/{name}" for name in files} - set(sdist_names) == set()
+    assert not (folder / "__init__.py").exists()
+
+
 def test_the_wheel_holds_nothing_else(wheel_names: list[str]) -> None:
     tops = {name.partition("/")[0] for name in wheel_names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"dsrun"}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from dsrun.contract.environment import CONFIG_ENV, MEMORY_HISTORY_ENV
+from dsrun.contract.environment import CONFIG_ENV, MEMORY_HISTORY_ENV, SAID_DEEPSPEED_ENV
 from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import UsageError
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 DEFAULT_GRACE_S = 10.0
 #: What a rank of another launcher obeys too.
-_RANK_OPTIONS = frozenset({"module", "no_python", "config", "backend", "no_gpu", "env", "quiet"})
+_RANK_OPTIONS = frozenset({"module", "no_python", "as_deepspeed", "config", "backend", "no_gpu", "env", "quiet"})
 
 
 @click.command(
@@ -64,6 +64,9 @@ _RANK_OPTIONS = frozenset({"module", "no_python", "config", "backend", "no_gpu",
 @host_options
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as for `python -m`.")
 @click.option("--no-python", is_flag=True, help="SCRIPT is any program, run as it is.")
+@click.option(
+    "--as-deepspeed", is_flag=True, help="`import deepspeed` gives dsrun; all words after SCRIPT are its own."
+)
 @click.option("--config", type=parse_path, metavar="FILE", help="Training config; checked first.")
 @click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="How ranks talk.  [default: up to SCRIPT]")
 @click.option("--no-gpu", is_flag=True, help="Train on the CPU: ranks see no GPU.")
@@ -141,6 +144,7 @@ def command(
     hosts: HostOptions,
     module: bool,
     no_python: bool,
+    as_deepspeed: bool,
     config: str | None,
     backend: Backend | None,
     no_gpu: bool,
@@ -174,11 +178,16 @@ def command(
     SCRIPT may be any program. Words after it are its own, but for `--config FILE`, which is checked first and given to
     ranks as DSRUN_CONFIG; with `--` before SCRIPT there is no exception.
 
+    With `--as-deepspeed`, scripts written for DeepSpeed run as they are: SCRIPT and all that it starts find dsrun under
+    that name, whether DeepSpeed is installed or not.
+
     Lines come tagged `[rank]`: stdout on stdout, stderr on stderr. `dsrun logs` has all of them again.
     """
     kind = _program_kind(module=module, no_python=no_python)
     if not words:
         raise UsageError("no script is named", hint="`dsrun train.py` runs one; see `dsrun run --help`")
+    if as_deepspeed and quiet:
+        env = (*env, f"{SAID_DEEPSPEED_ENV}=1")
     launcher = None if hosts.node_rank is not None else launcher_of(os.environ)
     if launcher is not None:
         _refuse_launching(ctx, launcher)
@@ -187,6 +196,7 @@ def command(
             words,
             all_are_scripts=all_are_scripts(ctx),
             kind=kind,
+            as_deepspeed=as_deepspeed,
             config=config,
             env=env,
             backend=backend,
@@ -205,6 +215,7 @@ def command(
         kind=kind,
         words=words,
         all_are_scripts=all_are_scripts(ctx),
+        as_deepspeed=as_deepspeed,
         hosts=replace(hosts.request(ranks_per_host), static=static),
         config=config,
         env=(*env, f"{MEMORY_HISTORY_ENV}=1") if memory_history else env,
@@ -382,6 +393,7 @@ command.sections = {
     "What": (
         "module",
         "no_python",
+        "as_deepspeed",
         "config",
         "backend",
         "no_gpu",

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from dsrun.contract.environment import AS_DEEPSPEED_ENV
 from dsrun.contract.job_paths import JobPaths
 from dsrun.contract.wait_records import to_fields
 from dsrun.errors import UsageError
@@ -162,6 +163,8 @@ def _plan_rows(job: Job) -> Iterator[Row]:
     if plan.get("max_restarts"):
         yield "restarts", f"at most {plan['max_restarts']}"
     variables: dict[str, str] = plan.get("env") or {}
+    if AS_DEEPSPEED_ENV in variables:
+        yield "deepspeed", f"is dsrun (as {variables[AS_DEEPSPEED_ENV]})"
     for name, value in sorted(variables.items()):
         yield "variables", f"{name}={value}"
 

@@ -39,7 +39,8 @@ class Request:
     Attributes:
         kind: kind of program that `words[0]` is; None means that the file decides.
         words: the script and everything after it.
-        all_are_scripts: no word after the script is dsrun's, `--config` neither.
+        all_are_scripts: no word after the script is dsrun's, not even `--config`.
+        as_deepspeed: `import deepspeed` gives dsrun.
         hosts: request for hosts: which ones, how many, and the way to them.
         config: `--config` from before the script.
         env: values of `--env`.
@@ -61,6 +62,7 @@ class Request:
     kind: ProgramKind | None = None
     words: tuple[str, ...]
     all_are_scripts: bool = False
+    as_deepspeed: bool = False
     hosts: HostRequest = field(default_factory=HostRequest)
     config: str | None = None
     env: tuple[str, ...] = ()

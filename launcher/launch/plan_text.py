@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
+from dsrun.contract.environment import AS_DEEPSPEED_ENV
+
 from ..masking import MASK, masked, masked_words
 from ..number_ranges import number_ranges
 from ..plan.affinity import Binding
@@ -34,6 +36,8 @@ def describe_plan(
         ("logs", plan.run_dir),
         ("grace", f"{plan.grace_s:g}s between asking and killing"),
     ]
+    if AS_DEEPSPEED_ENV in plan.env:
+        rows.append(("deepspeed", f"is dsrun (as {plan.env[AS_DEEPSPEED_ENV]})"))
     if plan.max_restarts:
         rows.append(("restarts", f"at most {plan.max_restarts}"))
     if plan.stdin_rank is not None and plan.world_size > 1:

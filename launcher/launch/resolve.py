@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dsrun.as_deepspeed.version import wanted_version
 from dsrun.contract.environment import BACKEND_ENV
 from dsrun.errors import InputError, Problem, UsageError
 
@@ -99,6 +100,7 @@ def resolve(
     options = findings.attempt(lambda: parse_env_options(request.env, environ=environ)) or {}
     asked: dict[str, str] = {name: value for given in (*files, options) for name, value in given.items()}
     counted = counted_environ(environ, asked)
+    as_deepspeed = findings.attempt(lambda: wanted_version({**environ, **asked})) if request.as_deepspeed else None
     choice = findings.attempt(lambda: _choose_backend(request, environ)) or _BackendChoice(None, "")
     asks_driver = choice.backend != "gloo"
 
@@ -150,7 +152,10 @@ def resolve(
         placement=placement,
         cwd=paths.folder,
         env=job_environment(
-            user=user_env, config=None if config.path is None else paths.there(config.path), backend=choice.backend
+            user=user_env,
+            config=None if config.path is None else paths.there(config.path),
+            backend=choice.backend,
+            as_deepspeed=as_deepspeed,
         ),
         demand=demand,
         devices=_devices(request, choice, gpus, has_others=bool(placement.remote_hosts)),

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from dsrun.as_deepspeed.search_path import variables
+from dsrun.as_deepspeed.version import wanted_version
 from dsrun.contract.environment import JOB_ID_ENV, RankInfo
 from dsrun.contract.foreign_ranks import find_foreign_rank
 from dsrun.errors import InputError, Problem, UsageError
@@ -50,6 +52,7 @@ def become_rank(
     *,
     all_are_scripts: bool,
     kind: ProgramKind | None,
+    as_deepspeed: bool,
     config: str | None,
     env: Sequence[str],
     backend: Backend | None,
@@ -64,6 +67,7 @@ def become_rank(
         words: the script and everything after it.
         all_are_scripts: no word after the script is dsrun's.
         kind: kind of program that the user said it is; None means that the file decides.
+        as_deepspeed: `import deepspeed` gives dsrun.
         config: `--config` from before the script.
         env: values of `--env`.
         backend: backend by which ranks talk; None leaves it to the script.
@@ -102,5 +106,7 @@ def become_rank(
         print(*checked.warnings, note, sep="\n", file=sys.stderr, flush=True)
     ours_env = job_environment(user=user_env, config=checked.path, backend="gloo" if no_gpu else backend)
     given = {**environ, **ours_env, **(NO_GPU_ENV if no_gpu else {}), **rank.to_env()}
+    if as_deepspeed:
+        given |= variables(given, wanted_version(given))
     _, error = exec_program(program, {**given, "PYTHONUNBUFFERED": "1"})
     raise error

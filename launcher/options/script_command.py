@@ -19,16 +19,17 @@ class ScriptCommand(SectionedCommand):
     """A command whose last argument is called `words`: the script and what follows it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Reads the options, and notes whether a `--` ended them."""
+        """Reads the options, and notes whether a `--` ended them, or one of them has the same effect."""
         typed = list(args)
         rest = super().parse_args(ctx, args)
         options = typed[: len(typed) - len(ctx.params.get("words") or ())]
-        ctx.meta[_ENDED] = options[-1:] == ["--"]
+        # A script of another program's may have a `--config` of its own.
+        ctx.meta[_ENDED] = options[-1:] == ["--"] or bool(ctx.params.get("as_deepspeed"))
         return rest
 
 
 def all_are_scripts(ctx: click.Context) -> bool:
-    """Whether a `--` stood before the script, so that no word behind it is dsrun's.
+    """Whether no word behind the script is dsrun's: a `--` stood before it, or it was written for DeepSpeed.
 
     Args:
         ctx: click's context of a `ScriptCommand`.

@@ -23,6 +23,8 @@ from dsrun.errors import Problem, UsageError
 from ..excerpts import Misread, point_at, quoted
 from .environment import instead_of
 
+#: DeepSpeed's file of variables for the ranks of all hosts, by the name that its clients import.
+DEEPSPEED_ENVIRONMENT_NAME = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
 _MAX_BYTES = 1 << 20
 _MOST_PROBLEMS = 20
 _WRITABLE_BY_OTHERS = 0o022

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dsrun.contract.environment import (
+    AS_DEEPSPEED_ENV,
     BACKEND_ENV,
     CONFIG_ENV,
     ERROR_FILE_ENV,
@@ -36,7 +37,7 @@ ORDER_ENV = "CUDA_DEVICE_ORDER"
 RESERVED = frozenset(
     {
         *RankInfo().to_env(),
-        *(CONFIG_ENV, BACKEND_ENV, JOB_ID_ENV, RUN_DIR_ENV, ERROR_FILE_ENV),
+        *(AS_DEEPSPEED_ENV, CONFIG_ENV, BACKEND_ENV, JOB_ID_ENV, RUN_DIR_ENV, ERROR_FILE_ENV),
         *(RESUME_ENV, NONCE_ENV, HEARTBEAT_ENV, STACKS_ENV, MEMORY_COPY_ENV, GROUP_TIMEOUT_ENV),
     }
 )
@@ -62,6 +63,7 @@ _FOLDERS_PASSED = ("TORCH", "PYTORCH_")
 _NOT_PASSED = frozenset({"PYTHONHOME", "PYTHONEXECUTABLE", "PYTHONPLATLIBDIR", "PYTHONUSERBASE"})
 #: What to do instead, where a user may want what the variable is for.
 _INSTEAD = {
+    AS_DEEPSPEED_ENV: "use `--as-deepspeed`",
     CONFIG_ENV: "use `--config FILE`",
     BACKEND_ENV: "use `--backend nccl` or `--backend gloo`",
     RUN_DIR_ENV: "`--log-dir DIR` says where the folders of jobs are",
@@ -167,15 +169,20 @@ def threads_warnings(passed: Mapping[str, str], asked: Mapping[str, str]) -> tup
     )
 
 
-def job_environment(*, user: Mapping[str, str], config: str | None, backend: str | None) -> dict[str, str]:
+def job_environment(
+    *, user: Mapping[str, str], config: str | None, backend: str | None, as_deepspeed: str | None = None
+) -> dict[str, str]:
     """Returns the variables all ranks of the job get.
 
     Args:
         user: variables from `--env` and `--env-file`, and those passed on from the environment here.
         config: absolute path of the checked config, if there is one.
         backend: `nccl` or `gloo` if the user asked for one.
+        as_deepspeed: version of DeepSpeed that dsrun stands for; None where it does not. Each host finds the folder.
     """
     env = dict(user)
+    if as_deepspeed is not None:
+        env[AS_DEEPSPEED_ENV] = as_deepspeed
     if config is not None:
         env[CONFIG_ENV] = config
     if backend is not None:

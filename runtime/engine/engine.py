@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, optim
 
 from dsrun.config.config import Config
+from dsrun.contract.environment import note_engine
 from dsrun.errors import InputError, ModelError
 
 from ..memory.arenas import ArenaReport
@@ -88,7 +89,7 @@ class Engine(Getters, Calls, TorchModule):
         self.training = sharded.module.training
         self.training_dataloader = data.loader
         self.device = mesh.device
-        self.config = settings.raw
+        self.config = settings.given
         self.mpu: object = None
         self.global_rank = mesh.info.rank
         self.local_rank = mesh.info.local_rank
@@ -141,6 +142,7 @@ class Engine(Getters, Calls, TorchModule):
         if update.optimizer is not None:
             give_calls(update.optimizer, self._components.states, shards_parameters=sharded.plan.shard_parameters)
         self._end_with_engine()
+        note_engine()
 
     @property
     def optimizer(self) -> optim.Optimizer | None:

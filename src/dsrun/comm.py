@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dsrun.runtime.engine.compose.distributed import init_distributed as init_distributed
+    from dsrun.runtime.engine.deepspeed.communication import TorchBackend as TorchBackend
+    from dsrun.runtime.engine.deepspeed.communication import get_all_ranks_from_group as get_all_ranks_from_group
+    from dsrun.runtime.engine.deepspeed.communication import get_world_group as get_world_group
+    from dsrun.runtime.engine.deepspeed.communication import inference_all_reduce as inference_all_reduce
 
     def __getattr__(name: str) -> Any: ...
 
@@ -19,6 +23,12 @@ else:
     __all__, __getattr__, __dir__ = lazy_face(
         __name__,
         {
+            "dsrun.runtime.engine.deepspeed.communication": (
+                "TorchBackend",
+                "get_all_ranks_from_group",
+                "get_world_group",
+                "inference_all_reduce",
+            ),
             "dsrun.runtime.engine.compose.distributed": ("init_distributed",),
         },
         own=("get_local_rank",),

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dsrun.as_deepspeed.search_path import SITE
 from support.cli import Result, run_dsrun, start_dsrun
 from support.many_hosts import environment, hostfile, run_on_hosts, started_on_hosts, words_on_hosts
 from support.namespaces import Rig, hosts, why_no_hosts
@@ -96,6 +97,18 @@ def test_words_variables_and_folder_arrive_byte_for_byte(rig: Rig, work: Path, t
         assert entry["argv"] == [os.fsdecode(word) for word in ODD_WORDS]
         assert (entry["A"], entry["B"]) == (os.fsdecode(value), "")
         assert entry["cwd"] == str(odd)
+
+
+def test_scripts_written_for_deepspeed_find_dsrun_on_every_host_whatever_was_wished_for_here(
+    rig: Rig, work: Path
+) -> None:
+    script = "import deepspeed, importlib.metadata as m\n"
+    script += "print(deepspeed.__version__, m.version('deepspeed'), deepspeed.__file__)\n"
+    (work / "which.py").write_text(script)
+    words = ("--nodes", "2", "--env", f"XDG_STATE_HOME={work}", "--as-deepspeed", "which.py")
+    result = run_on_hosts(rig, *words, cwd=work, DSRUN_AS_DEEPSPEED_VERSION="0.17.5")
+    file = f"{SITE}/deepspeed/__init__.py"
+    assert sorted(result.stdout.splitlines()) == [f"[{tag}] 0.17.5 0.17.5 {file}" for tag in ("n1:0", "n2:1")]
 
 
 def test_ranks_are_numbered_host_by_host_on_uneven_hosts(rig: Rig, work: Path) -> None:

@@ -61,6 +61,10 @@ Usage: dsrun run [OPTIONS] SCRIPT [ARGS]...
   FILE`, which is checked first and given to ranks as DSRUN_CONFIG; with `--`
   before SCRIPT there is no exception.
 
+  With `--as-deepspeed`, scripts written for DeepSpeed run as they are: SCRIPT
+  and all that it starts find dsrun under that name, whether DeepSpeed is
+  installed or not.
+
   Lines come tagged `[rank]`: stdout on stdout, stderr on stderr. `dsrun logs`
   has all of them again.
 
@@ -78,6 +82,8 @@ Where:
 What:
   -m, --module            SCRIPT is a module, as for `python -m`.
   --no-python             SCRIPT is any program, run as it is.
+  --as-deepspeed          `import deepspeed` gives dsrun; all words after
+                          SCRIPT are its own.
   --config FILE           Training config; checked first.
   --backend [nccl|gloo]   How ranks talk.  [default: up to SCRIPT]
   --no-gpu                Train on the CPU: ranks see no GPU.
@@ -704,3 +710,23 @@ def test_help_is_there_at_once() -> None:
 def test_memory_history_reaches_the_ranks_as_a_variable(folder: Path) -> None:
     assert json.loads(dry("--memory-history", "train.py").stdout)["env"]["DSRUN_MEMORY_HISTORY"] == "1"
     assert "DSRUN_MEMORY_HISTORY" not in json.loads(dry("train.py").stdout)["env"]
+
+
+def test_a_script_for_deepspeed_keeps_all_its_words_and_the_plan_says_what_it_finds(folder: Path) -> None:
+    words = ("train.py", "--config", "a.yaml", "--deepspeed", "ds.json", "--deepspeed_config=b", "--local_rank", "0")
+    plan = json.loads(dry("--as-deepspeed", *words).stdout)
+    assert plan["program"]["args"] == list(words[1:])
+    assert plan["env"] == {"DSRUN_AS_DEEPSPEED": "0.19.8"}
+    assert "deepspeed  is dsrun (as 0.19.8)\n" in invoke("--as-deepspeed", "--dry-run", "train.py").stdout
+    assert "is dsrun" not in invoke("--dry-run", "train.py").stdout
+    older = json.loads(dry("--as-deepspeed", "--env", "DSRUN_AS_DEEPSPEED_VERSION=0.17.5", "train.py").stdout)
+    assert older["env"]["DSRUN_AS_DEEPSPEED"] == "0.17.5"
+
+
+def test_a_version_of_deepspeed_that_dsrun_cannot_stand_for_is_refused_with_all_else(folder: Path) -> None:
+    result = invoke("--as-deepspeed", "--env", "DSRUN_AS_DEEPSPEED_VERSION=9", "--dry-run", "no-such.py")
+    assert result.exit_code == 2
+    assert "DSRUN_AS_DEEPSPEED_VERSION is '9'" in result.stderr
+    assert "no-such.py" in result.stderr
+    reserved = invoke("--env", "DSRUN_AS_DEEPSPEED=1", "--dry-run", "train.py")
+    assert "hint: use `--as-deepspeed`" in reserved.stderr

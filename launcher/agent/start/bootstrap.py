@@ -28,7 +28,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from dsrun.contract.environment import ERROR_FILE_ENV, STACKS_ENV, STACKS_SIGNAL
+from dsrun.contract.environment import (
+    ERROR_FILE_ENV,
+    STACKS_ENV,
+    STACKS_SIGNAL,
+    has_made_engine,
+    is_first_rank,
+    stands_for_deepspeed,
+    take_local_rank_word,
+)
 from dsrun.contract.error_file import write_error_file
 from dsrun.contract.heartbeats import StartState, process_writer
 from dsrun.errors import DsrunError, InputError
@@ -111,14 +119,17 @@ def run(kind: str, target: str, arguments: Sequence[str]) -> None:
     _answer_with_stacks()
     process_writer().tell_start(StartState.RUNS)
     gloo_exit = GlooExit()
+    arguments = [*take_local_rank_word(os.environ), *arguments]
     try:
         if kind == "module":
             _run_module(target, arguments)
         else:
             _run_script(target, arguments)
+        _note_no_engine()
         gloo_exit.program_ended()
     except SystemExit as end:
         if end.code in (None, 0):
+            _note_no_engine()
             gloo_exit.program_ended()
         raise
     except DsrunError as error:
@@ -173,6 +184,7 @@ def _run_script(path: str, arguments: Sequence[str]) -> None:
     if os.path.isdir(path) or path.endswith((".zip", ".pyz")):
         # A folder or archive with __main__.py; runpy puts it first on the path itself.
         sys.argv = [path, *arguments]
+        _stand_for_deepspeed(position=0)
         runpy.run_path(path, run_name="__main__")
         return
     try:
@@ -198,8 +210,36 @@ def _run_module(name: str, arguments: Sequence[str]) -> None:
 
 
 def _set_path_start(folder: str) -> None:
-    if not getattr(sys.flags, "safe_path", False):
+    is_safe = getattr(sys.flags, "safe_path", False)
+    if not is_safe:
         sys.path.insert(0, folder)
+    _stand_for_deepspeed(position=0 if is_safe else 1)
+
+
+def _stand_for_deepspeed(*, position: int) -> None:
+    """Has the program's `import deepspeed` give dsrun where that was asked for, see `dsrun.as_deepspeed`."""
+    if stands_for_deepspeed():
+        from dsrun.as_deepspeed.search_path import install
+
+        install(position=position)
+
+
+def _note_no_engine() -> None:
+    """Says of a program that ended well and is written for DeepSpeed that it has trained without, or not at all.
+
+    What the processes that it has started did is not known here: where most of the work was theirs, nothing is said.
+    """
+    if not stands_for_deepspeed() or has_made_engine() or not is_first_rank():
+        return
+    spent = os.times()
+    if spent.children_user + spent.children_system > spent.user + spent.system:
+        return
+    print(
+        "dsrun: warning: the program has ended and made no engine: what it trained, it trained without DeepSpeed's "
+        "config; is `--deepspeed FILE` (or `use_deepspeed`) missing, or ACCELERATE_USE_CPU or `use_cpu` set?",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _new_main() -> types.ModuleType:

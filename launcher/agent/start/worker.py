@@ -8,19 +8,23 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
+from dsrun.as_deepspeed.search_path import variables
 from dsrun.contract.environment import (
+    AS_DEEPSPEED_ENV,
     ERROR_FILE_ENV,
     JOB_ID_ENV,
     NONCE_ENV,
     RESUME_ENV,
     RUN_DIR_ENV,
+    SAID_DEEPSPEED_ENV,
     STACKS_ENV,
     STDIN_RANK_ENV,
+    take_local_rank_word,
 )
 from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import InputError
@@ -61,10 +65,13 @@ def node_environment(base: Mapping[str, str], plan: LaunchPlan, node: NodePlan) 
     # Of a job that this one was started in; everything else that it was given there is given anew here. And dsrun's own
     # place in a step of Slurm, or below mpirun, is none of its ranks'.
     outer = without_own_rank(without_outer(base, plan.run_dir))
-    inherited = {name: value for name, value in outer.items() if name != RESUME_ENV}
+    inherited = {name: value for name, value in outer.items() if name not in (RESUME_ENV, SAID_DEEPSPEED_ENV)}
     resume = {} if plan.resume is None else {RESUME_ENV: plan.resume}
     job = {JOB_ID_ENV: plan.job_id, RUN_DIR_ENV: plan.run_dir, NONCE_ENV: plan.nonce}
-    return {**node.env, **inherited, **plan.env, **node.host.env, **shared, **job, **resume}
+    given = {**node.env, **inherited, **plan.env, **node.host.env, **shared, **job, **resume}
+    version = plan.env.get(AS_DEEPSPEED_ENV)
+    # This host's own folder: a path of the host that dsrun was started on may not be here.
+    return given if version is None else {**given, **variables(given, version)}
 
 
 def worker_environment(
@@ -160,10 +167,13 @@ def exec_program(program: Program, environment: Mapping[str, str]) -> tuple[int,
     Returns:
         the exit code a shell would give (127 not found, 126 not executable), and the error to show.
     """
+    given = dict(environment)
+    if program.kind == "command":  # else `bootstrap` does it
+        program = replace(program, args=(*take_local_rank_word(given), *program.args))
     words = exec_command(program)
     try:
         # The plan's PATH decides, as it would in a shell that had it.
-        os.execvpe(words[0], words, dict(environment))
+        os.execvpe(words[0], words, given)
     except OSError as error:
         code = 127 if isinstance(error, FileNotFoundError) else 126
         if code == 127 and os.sep in words[0] and os.path.exists(words[0]):

@@ -10,6 +10,8 @@ from torch.optim import lr_scheduler
 from .cycle import LRRangeTest, OneCycle
 from .warm_up import WarmupCosineLR, WarmupDecayLR, WarmupLR
 
+#: Names of those that DeepSpeed has; clients look whether a scheduler's class is one of them.
+VALID_LR_SCHEDULES = ["LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"]
 #: Each takes the optimizer and the section's `params`; all have `step`, `state_dict` and `load_state_dict`.
 SCHEDULES: Mapping[str, Callable[..., Any]] = {
     "WarmupLR": WarmupLR,

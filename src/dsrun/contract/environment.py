@@ -24,7 +24,7 @@ import hashlib
 import math
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,13 @@ RUN_DIR_ENV = "DSRUN_RUN_DIR"
 #: Version of DeepSpeed that dsrun stands for in a job whose `import deepspeed` gives dsrun, see `dsrun.as_deepspeed`;
 #: absent where it does not.
 AS_DEEPSPEED_ENV = "DSRUN_AS_DEEPSPEED"
+#: Set once a process has said on the first rank that its `deepspeed` is dsrun: those that it starts say it no more.
+SAID_DEEPSPEED_ENV = "DSRUN_AS_DEEPSPEED_SAID"
+#: Set once this process has made an engine.
+ENGINE_ENV = "DSRUN_ENGINE"
+#: Option, `--local_rank`, that a rank's program gets as its first word, with the rank's number on its host; absent
+#: where it gets none. Taken out of the environment where the word is added.
+LOCAL_RANK_WORD_ENV = "DSRUN_LOCAL_RANK_WORD"
 #: `nccl` or `gloo` where the user asked for one; absent means the runtime chooses.
 BACKEND_ENV = "DSRUN_BACKEND"
 #: Path of the host's heartbeat table (see `dsrun.contract.heartbeats`); a worker's slot is its LOCAL_RANK.
@@ -107,6 +114,35 @@ def resume_folder(environ: Mapping[str, str] | None = None) -> str | None:
 def stands_for_deepspeed(environ: Mapping[str, str] | None = None) -> bool:
     """Whether `import deepspeed` gives dsrun in this process, whose script then expects what DeepSpeed does."""
     return bool((os.environ if environ is None else environ).get(AS_DEEPSPEED_ENV))
+
+
+def take_local_rank_word(environ: MutableMapping[str, str]) -> list[str]:
+    """Returns the word with the local rank that the program of a rank is to get, and takes it out of the environment.
+
+    Args:
+        environ: environment of the rank; processes that the program starts get no such word.
+    """
+    option = environ.pop(LOCAL_RANK_WORD_ENV, None)
+    return [] if option is None else [f"{option}={environ.get('LOCAL_RANK', '0')}"]
+
+
+def note_engine() -> None:
+    """Writes down that this process has made an engine; for `has_made_engine`."""
+    os.environ[ENGINE_ENV] = str(os.getpid())
+
+
+def has_made_engine() -> bool:
+    """Whether this process has made an engine; those of its parents do not count."""
+    return os.environ.get(ENGINE_ENV) == str(os.getpid())
+
+
+def is_first_rank(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether this process is rank 0 or a lone one, for lines that one rank says for all. Checks nothing else."""
+    env = os.environ if environ is None else environ
+    if "RANK" in env:
+        return env["RANK"] == "0"
+    found = find_foreign_rank(env)
+    return found is None or found.rank == 0
 
 
 def memory_copy_folder(environ: Mapping[str, str] | None = None) -> Path | None:

@@ -33,6 +33,12 @@ def environment(folder: Path, sbatch: str | None) -> dict[str, str]:
     return clean_environment(PATH=f"{programs}:/usr/bin:/bin" if sbatch else str(programs), XDG_STATE_HOME=str(folder))
 
 
+def test_a_script_for_deepspeed_keeps_a_config_of_its_own_on_the_way() -> None:
+    result = invoke("slurm", "--print", "--as-deepspeed", "train.py", "--config", "recipe.yaml", "--", "--nodes", "4")
+    assert result.exit_code == 0, result.stderr
+    assert "--as-deepspeed train.py --config recipe.yaml" in result.stdout
+
+
 def test_print_shows_the_script_and_submits_nothing() -> None:
     result = invoke("slurm", "--print", "-n", "2", "train.py", "--lr", "1e-3", "--", "--nodes", "4", "--time", "2h")
     assert result.exit_code == 0

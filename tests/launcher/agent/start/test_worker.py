@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from dsrun.as_deepspeed.search_path import SITE
+from dsrun.as_deepspeed.version import STANDARD
 from dsrun.launcher.agent.start.worker import exec_command, node_environment, worker_environment
 from dsrun.launcher.hosts.spec import Allocation, HostSpec
 from dsrun.launcher.plan.launch_plan import LaunchPlan, Program, make_plan
@@ -61,6 +63,20 @@ def test_a_rank_sees_torchruns_variables_and_its_own_place() -> None:
         "DSRUN_STACKS": "/run/j1/rank2.stacks.txt",
     }
     assert {name: env.get(name) for name in expected} == expected
+
+
+def test_a_host_finds_the_folder_of_its_own_dsrun_for_scripts_written_for_deepspeed() -> None:
+    plan = two_hosts()
+    node = plan.nodes[1]
+    base = {"PYTHONPATH": "/elsewhere/dsrun/as_deepspeed/site:/mine", "DSRUN_AS_DEEPSPEED_SAID": "1"}
+    asked = replace(plan, env={"DSRUN_AS_DEEPSPEED": STANDARD})
+    env = worker_environment(base, asked, node, node.workers[0], address="h", port=5)
+    assert env["PYTHONPATH"] == f"{SITE}:/mine"
+    assert env["DSRUN_AS_DEEPSPEED"] == STANDARD
+    assert "DSRUN_AS_DEEPSPEED_SAID" not in env
+    plain = worker_environment({"PYTHONPATH": "/mine"}, plan, node, node.workers[0], address="h", port=5)
+    assert plain["PYTHONPATH"] == "/mine"
+    assert "DSRUN_AS_DEEPSPEED" not in plain
 
 
 def test_a_job_that_is_started_again_says_how_often_and_where_to_go_on() -> None:

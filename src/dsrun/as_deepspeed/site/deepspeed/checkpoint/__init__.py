@@ -1,0 +1,5 @@
+"""deepspeed.checkpoint: what scripts do with state before they save it."""
+
+from dsrun.as_deepspeed.face import face
+
+__all__, __getattr__, __dir__ = face(__name__)

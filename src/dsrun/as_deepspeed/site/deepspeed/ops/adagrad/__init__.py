@@ -1,0 +1,10 @@
+"""deepspeed.ops.adagrad: dsrun.ops.adagrad."""
+
+from dsrun.as_deepspeed.face import face
+
+__all__, __getattr__, __dir__ = face(
+    __name__,
+    {
+        "dsrun.ops.adagrad": ["*"],
+    },
+)

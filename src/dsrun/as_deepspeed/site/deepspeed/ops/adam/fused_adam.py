@@ -1,0 +1,10 @@
+"""deepspeed.ops.adam.fused_adam: dsrun.ops.adam."""
+
+from dsrun.as_deepspeed.face import face
+
+__all__, __getattr__, __dir__ = face(
+    __name__,
+    {
+        "dsrun.ops.adam": ["FusedAdam"],
+    },
+)

@@ -1,0 +1,10 @@
+"""deepspeed.runtime.engine: dsrun's engine."""
+
+from dsrun.as_deepspeed.face import face
+
+__all__, __getattr__, __dir__ = face(
+    __name__,
+    {
+        "dsrun": ["DeepSpeedEngine"],
+    },
+)

@@ -1,0 +1,10 @@
+"""deepspeed.zero: dsrun.zero."""
+
+from dsrun.as_deepspeed.face import face
+
+__all__, __getattr__, __dir__ = face(
+    __name__,
+    {
+        "dsrun.zero": ["*"],
+    },
+)
