@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 import dsrun
+from dsrun.as_deepspeed.search_path import install
 from dsrun.errors import ModelError
 from support.ranks import run_ranks
 from support.training import config, full_parameters
 
 pytest.importorskip("transformers", reason="transformers is not installed; pip install -e '.[test-zoo]'")
+pytest.importorskip("accelerate", reason="accelerate is not installed; pip install -e '.[test-clients]'")
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
 LLAMA = {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 32}
@@ -93,12 +95,10 @@ def _load(root: str) -> Loaded:
     The ways are a plain `from_pretrained`, one inside `zero.Init`, and one where transformers has a config of stage 3
     and so builds in slices; then models without files, plain and with that config.
     """
+    install()  # before transformers looks for deepspeed
     import transformers
-    from transformers.integrations.deepspeed import set_hf_deepspeed_config
+    from transformers.integrations import HfDeepSpeedConfig
 
-    from support import deepspeed_stand_in
-
-    deepspeed_stand_in.install()
     info = dsrun.init_distributed()
     settings = config(3, micro=1)
     found: Loaded = {}
@@ -115,9 +115,7 @@ def _load(root: str) -> Loaded:
             torch.manual_seed(3)
             plain = drawn_once(make) if way == "fresh, config" else make()
             torch.manual_seed(3 + info.rank)  # what no file has is rank 0's
-            hf = deepspeed_stand_in.HfConfig(settings) if way.endswith("config") else None
-            if hf is not None:
-                set_hf_deepspeed_config(hf)
+            hf = HfDeepSpeedConfig(settings) if way.endswith("config") else None
             with dsrun.zero.Init(config_dict_or_path=settings, enabled=way == "init"):
                 model = make()
             del hf  # transformers has a weak reference
@@ -168,17 +166,14 @@ def test_a_model_of_transformers_has_its_values_at_stage_3(ranks: list[Loaded], 
 
 def _use(root: str) -> list[Any]:
     """Resizes a model that was built in slices, trains it, generates and saves, all by transformers' functions."""
+    install()  # before transformers looks for deepspeed
     import transformers
-    from transformers.integrations.deepspeed import set_hf_deepspeed_config
+    from transformers.integrations import HfDeepSpeedConfig
 
-    from support import deepspeed_stand_in
-
-    deepspeed_stand_in.install()
     dsrun.init_distributed()
     settings = config(3, micro=2)
     folder = Path(root) / "GPT2LMHeadModel"
-    hf = deepspeed_stand_in.HfConfig(settings)
-    set_hf_deepspeed_config(hf)
+    hf = HfDeepSpeedConfig(settings)
     model = transformers.GPT2LMHeadModel.from_pretrained(folder)
     model.resize_token_embeddings(70, mean_resizing=False)
     tied = model.get_input_embeddings().weight is model.lm_head.weight
