@@ -14,6 +14,7 @@ import torch.distributed as dist
 from dsrun.config.load import load
 from dsrun.config.sections.activation import ActivationCheckpointing
 from dsrun.config.text.source import ConfigSource
+from dsrun.contract.environment import stands_for_deepspeed
 from dsrun.direct_io.configured import io_settings
 from dsrun.direct_io.settings import IoSettings
 from dsrun.errors import InputError, ModelError
@@ -106,7 +107,7 @@ def configure(
     section = ActivationCheckpointing()
     if deepspeed_config is not None:
         source = dict(deepspeed_config) if isinstance(deepspeed_config, Mapping) else deepspeed_config
-        config = load(source)
+        config = load(source, as_deepspeed=stands_for_deepspeed())
         section = config.activation_checkpointing
         _process.io = io_settings(config.aio)
     wanted = {key: value for key, value in given.items() if value is not None}

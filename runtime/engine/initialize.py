@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from dsrun.config.config import Config
 from dsrun.config.load import load
 from dsrun.config.text.source import ConfigSource
+from dsrun.contract.environment import stands_for_deepspeed
 
 from ..checkpoint.save.fence import Fence
 from ..data.loader import TrainingLoader
@@ -24,6 +25,7 @@ from ..mesh.join.groups import ProcessGroupMesh
 from ..protocols import SCRIPT_PHASE, Scheduler
 from ..zero.creation.construct import outside_of_constructions
 from ..zero.units.cuts import Cuts
+from .compose.config_notes import tell_program_config
 from .compose.data import make_data
 from .compose.hooks import attach
 from .compose.job import join
@@ -107,7 +109,8 @@ def initialize(
         dist_init_required=dist_init_required,
     )
     job = join(request)
-    settings = load(request.source, world_size=job.info.world_size)
+    settings = load(request.source, world_size=job.info.world_size, as_deepspeed=stands_for_deepspeed())
+    tell_program_config(request.source, settings, job.say)
     mesh = mesh_of(request, settings, job)  # from here on every rank has the same model and config
     precision = apply_precision(request.model, settings, mesh.device, job.say)
     cuts: Cuts = dict(chain.from_iterable(cut(request.model, settings, mesh).items() for cut in CUT_BY_AXES))

@@ -12,9 +12,12 @@ from torch import nn
 
 from dsrun.config.axes import axes_of, misfit
 from dsrun.config.config import Config
+from dsrun.config.findings import Report
 from dsrun.config.load import inspect_tree
+from dsrun.config.programs import rewrite_program_forms
 from dsrun.config.text.source import ConfigSource, read_source
 from dsrun.config.text.tree import Node
+from dsrun.contract.environment import stands_for_deepspeed
 from dsrun.errors import InputError
 
 from ...mesh.join.gpus import choose_device
@@ -72,6 +75,10 @@ class Init:
                 raise InputError(f"dsrun.zero.Init: {name} is given, which is not supported", hint=f"leave {name} out")
         source = config_dict_or_path if config_dict_or_path is not None else config
         root, label = (None, "") if source is None else read_source(source)
+        given = source if isinstance(source, Mapping) else None
+        as_deepspeed = stands_for_deepspeed()
+        if root is not None and given is not None and as_deepspeed:
+            rewrite_program_forms(root, Config, Report())  # `initialize` says what that changes
         zero = {} if root is None else _zero_section(root)
         self._enabled = enabled and (root is None or zero.get("stage") == 3)
         offload: Any = zero.get("offload_param")
@@ -79,7 +86,9 @@ class Init:
         self._on_host = leaves or remote_device == "cpu"
         self._dtype = dtype
         # What is wrong with it, `dsrun.initialize` says; it is not even looked at where nothing is cut.
-        inspected = inspect_tree(root, label).config if self._enabled and root is not None else None
+        inspected = None
+        if self._enabled and root is not None:
+            inspected = inspect_tree(root, label, as_deepspeed=as_deepspeed, given=given).config
         self._settings = inspected or Config()
         self._stack = ExitStack()
         if module is not None and self._enabled:

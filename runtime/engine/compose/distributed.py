@@ -8,12 +8,16 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
-from dsrun.contract.environment import BACKEND_ENV, RankInfo, group_timeout_s, store_nonce
+from dsrun.contract.environment import BACKEND_ENV, RankInfo, group_timeout_s, stands_for_deepspeed, store_nonce
+from dsrun.errors import InputError
 
 from ...mesh.join.backends import choose_backend
 from ...mesh.join.gpus import choose_device
 from ...mesh.join.groups import has_joined, join, keep, present_backend
 from .arguments import check_joined, check_place
+
+#: DeepSpeed's variable: minutes that a process group waits, where the script names no time.
+DEEPSPEED_TIMEOUT_ENV = "DEEPSPEED_TIMEOUT"
 
 
 def init_distributed(
@@ -47,7 +51,8 @@ def init_distributed(
         rank: -1, or what the environment says.
         world_size: -1, or what the environment says.
         timeout_s: seconds to wait for the other ranks, here and in each later collective. None: a third longer than
-            `--hang-timeout` and at least 40 minutes, so that the launcher reports first who hangs.
+            `--hang-timeout` and at least 40 minutes, so that the launcher reports first who hangs; DEEPSPEED_TIMEOUT
+            minutes where that is set and the script takes dsrun for DeepSpeed.
 
     Returns:
         this process's place in the job.
@@ -87,7 +92,19 @@ def join_job(
     info = RankInfo.from_env()
     check_joined(dist_init_required)
     if timeout_s is None:
-        timeout_s = group_timeout_s()
+        timeout_s = _default_timeout_s()
     backend = present_backend() if has_joined() else choose_backend(dist_backend or os.environ.get(BACKEND_ENV))
     join(info, backend=backend, device=choose_device(backend, info), timeout_s=timeout_s, nonce=store_nonce())
     return info
+
+
+def _default_timeout_s() -> float:
+    """How long groups wait where the script does not say: DeepSpeed's variable counts for its scripts alone."""
+    minutes = os.environ.get(DEEPSPEED_TIMEOUT_ENV) if stands_for_deepspeed() else None
+    if not minutes:
+        return group_timeout_s()
+    if not minutes.strip().isdecimal() or int(minutes) == 0:
+        raise InputError(
+            f"environment: {DEEPSPEED_TIMEOUT_ENV} is {minutes!r}; expected a whole number of minutes, at least 1"
+        )
+    return int(minutes) * 60.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +22,8 @@ class Facts:
 
     Attributes:
         source: file name as given, `<inline>`, `<base64>` or `<dict>`.
-        raw: the config as written, comments included.
+        raw: the config as written, comments included; a copy where a dict was given.
+        given: dict that was given, the very object; None where there was none.
         findings: warnings and notes.
         provenance: origin of each value.
         batch: batch sizes, once the number of ranks is known.
@@ -29,6 +31,7 @@ class Facts:
 
     source: str = "<dict>"
     raw: dict[str, Any] = field(default_factory=dict[str, Any])
+    given: Mapping[str, Any] | None = None
     findings: tuple[Finding, ...] = ()
     provenance: Provenance = field(default_factory=lambda: Provenance({}))
     batch: BatchSizes | None = None
@@ -53,6 +56,11 @@ class Config(Training):
     def raw(self) -> dict[str, Any]:
         """The config as written, comments included; not to be edited."""
         return self._facts.raw
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """The very dict that was given, which its owner may edit later; `raw` where a file or text was."""
+        return self.raw if self._facts.given is None else self._facts.given
 
     @property
     def findings(self) -> tuple[Finding, ...]:

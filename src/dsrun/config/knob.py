@@ -150,6 +150,8 @@ class Section(BaseModel):
     default_reason: ClassVar[str] = ""
     #: Key that switches the section on, and the value that means off; other keys matter only while it is on.
     switch: ClassVar[tuple[str, Any] | None] = None
+    #: Whether the section only tells about a run, so that a run without it has the same results.
+    only_tells: ClassVar[bool] = False
     #: Keys that are gone upstream, each with what to do instead.
     removed: ClassVar[Mapping[str, str]] = {}
     #: Names the surveyed configs use for a key of this section, read as that key with a warning.

@@ -1,9 +1,16 @@
-"""The way in: a path, text or dict becomes a checked `Config`, or one error with all that is wrong. Never prints."""
+"""The way in: a path, text or dict becomes a checked `Config`, or one error with all that is wrong. Never prints.
+
+[Note: configs of programs] Where a script takes dsrun for DeepSpeed, a dict that it hands over was made by a program,
+and whoever runs that cannot mend it. Its odd forms are read with a note each (`programs.py`), and sections that would
+only tell about the run are left out with one (`Section.only_tells`). Keys that nobody knows, and what this version
+cannot do, are refused as in a file. A checkpoint is complete when its save returns, for a dict and a file alike.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dsrun.config.axes import misfit, wide_keys
 from dsrun.config.batch import MICRO_KEY, STEPS_KEY, TRAIN_KEY
@@ -11,13 +18,16 @@ from dsrun.config.build import Build, build_section, is_comment
 from dsrun.config.config import Config, Facts, is_left_to_script
 from dsrun.config.findings import Code, Finding, Report, Severity, errors_of
 from dsrun.config.legacy import translate
-from dsrun.config.provenance import Provenance
+from dsrun.config.programs import fold_idle_keys, rewrite_program_forms
+from dsrun.config.provenance import Kind, Provenance, Source
 from dsrun.config.rules.all import check_rules
 from dsrun.config.status import judge
 from dsrun.config.suggest import suggest_key
 from dsrun.config.text.source import ConfigSource, read_source
 from dsrun.config.text.tree import Node, Position, show
 from dsrun.errors import ConfigError
+
+_ASYNCHRONOUS = "checkpoint.asynchronous"
 
 
 class NotAConfigError(ConfigError):
@@ -37,18 +47,19 @@ class Inspection:
     findings: tuple[Finding, ...]
 
 
-def load(source: ConfigSource, *, world_size: int | None = None) -> Config:
+def load(source: ConfigSource, *, world_size: int | None = None, as_deepspeed: bool = False) -> Config:
     """Loads and checks a config.
 
     Args:
         source: path of a file (JSON, or YAML by its ending), inline JSON, urlsafe base64 of JSON, or a dict.
         world_size: ranks of the job, where known: the batch sizes are solved with it.
+        as_deepspeed: whether the script takes dsrun for DeepSpeed, see [Note: configs of programs].
 
     Raises:
         ConfigError: everything that is wrong, each with its place; with a world size also batch values that are
             `"auto"` and follow from nothing.
     """
-    inspection = inspect(source, world_size=world_size)
+    inspection = inspect(source, world_size=world_size, as_deepspeed=as_deepspeed)
     if inspection.config is None:
         error = errors_of(inspection.findings)
         assert error is not None, "a config is missing only where an error says why"
@@ -58,7 +69,9 @@ def load(source: ConfigSource, *, world_size: int | None = None) -> Config:
     return inspection.config
 
 
-def inspect(source: ConfigSource, *, world_size: int | None = None, keep_planned: bool = False) -> Inspection:
+def inspect(
+    source: ConfigSource, *, world_size: int | None = None, keep_planned: bool = False, as_deepspeed: bool = False
+) -> Inspection:
     """Checks a config without raising for what is wrong inside it.
 
     Args:
@@ -67,15 +80,27 @@ def inspect(source: ConfigSource, *, world_size: int | None = None, keep_planned
         world_size: ranks of the job, if known, to solve the batch sizes as in `load`; a batch left to the script by
             `"auto"` is only a warning.
         keep_planned: return the config also where its only errors are keys of a later version, to plan with.
+        as_deepspeed: whether the script takes dsrun for DeepSpeed, see [Note: configs of programs].
 
     Raises:
         ConfigError: the source cannot be read or parsed at all.
     """
     root, name = read_source(source)
-    return inspect_tree(root, name, world_size=world_size, keep_planned=keep_planned)
+    given = source if isinstance(source, Mapping) else None
+    return inspect_tree(
+        root, name, world_size=world_size, keep_planned=keep_planned, as_deepspeed=as_deepspeed, given=given
+    )
 
 
-def inspect_tree(root: Node, name: str, *, world_size: int | None = None, keep_planned: bool = False) -> Inspection:
+def inspect_tree(
+    root: Node,
+    name: str,
+    *,
+    world_size: int | None = None,
+    keep_planned: bool = False,
+    as_deepspeed: bool = False,
+    given: Mapping[str, Any] | None = None,
+) -> Inspection:
     """Checks a config that has been read already.
 
     Args:
@@ -84,6 +109,8 @@ def inspect_tree(root: Node, name: str, *, world_size: int | None = None, keep_p
         world_size: ranks of the job, if known, to solve the batch sizes; see `inspect`.
         keep_planned: whether to return the config also where its only errors are keys of a later version; see
             `inspect`.
+        as_deepspeed: whether the script takes dsrun for DeepSpeed, see [Note: configs of programs].
+        given: dict that the config was read from; None where it was a file or text.
 
     Raises:
         ConfigError: it is no object, or no config at all.
@@ -94,16 +121,20 @@ def inspect_tree(root: Node, name: str, *, world_size: int | None = None, keep_p
         raise ConfigError(f"{root.at}: the config is {kind}; expected an object, `{{ ... }}`")
     _require_a_config(root, name)
     report = Report()
+    by_program = as_deepspeed and given is not None
+    sources = rewrite_program_forms(root, Config, report) if by_program else {}
     translate(root, report)
-    build = Build(Config, report)
+    build = Build(Config, report, sources)
     config = build_section(Config, root, "", build)
     if isinstance(config, Config):
-        config = config.with_facts(Facts(source=name, raw=raw, provenance=Provenance(build.sources)))
-        _check_whole(config, root, report)
+        if as_deepspeed:
+            config = _saves_like_deepspeed(config, build.sources, report, root.at)
+        config = config.with_facts(Facts(source=name, raw=raw, given=given, provenance=Provenance(build.sources)))
+        _check_whole(config, root, report, by_program=by_program)
         refused = [finding.key for finding in _refusals(report, keep_planned)]
         if world_size is None or _check_division(config, world_size, refused, report):
             config = _check_batch(config, world_size, report)
-    findings = report.findings
+    findings = fold_idle_keys(report.findings, root.at) if by_program else report.findings
     if _refusals(report, keep_planned) or not isinstance(config, Config):
         return Inspection(None, findings)
     return Inspection(config.with_facts(replace(config.facts, findings=findings)), findings)
@@ -128,9 +159,23 @@ def _none_of(count: int) -> str:
     return "its only key is not" if count == 1 else f"none of its {count} keys is"
 
 
-def _check_whole(config: Config, root: Node, report: Report) -> None:
+def _saves_like_deepspeed(config: Config, sources: dict[str, Source], report: Report, at: Position) -> Config:
+    """Makes a save complete before it returns, unless the config says otherwise.
+
+    Scripts of DeepSpeed remove older checkpoints, or end, as soon as `save_checkpoint` has returned.
+    """
+    if _ASYNCHRONOUS in sources and sources[_ASYNCHRONOUS].kind is Kind.FILE:
+        return config
+    reason = "a script of DeepSpeed takes a checkpoint for complete once `save_checkpoint` has returned"
+    sources[_ASYNCHRONOUS] = Source(Kind.DERIVED, None, reason)
+    message = f"`{_ASYNCHRONOUS}` is not set; read as false, for {reason}"
+    report.note(Code.DIFFERENT_DEFAULT, _ASYNCHRONOUS, message, at, "set it to true to write beside training")
+    return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"asynchronous": False})})
+
+
+def _check_whole(config: Config, root: Node, report: Report, *, by_program: bool) -> None:
     stage = None if "zero_optimization.stage" in report.broken_keys else config.zero_optimization.stage
-    judge(config, root, "", zero_stage=stage, report=report)
+    judge(config, root, "", zero_stage=stage, report=report, by_program=by_program)
 
     def place_of(path: str) -> Position:
         node, at = root, root.at

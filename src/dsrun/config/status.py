@@ -10,7 +10,9 @@ from dsrun.config.knob import Section, Status
 from dsrun.config.text.tree import Node, Position, join, show
 
 
-def judge(section: Section, node: Node, path: str, *, zero_stage: int | None, report: Report) -> None:
+def judge(
+    section: Section, node: Node, path: str, *, zero_stage: int | None, report: Report, by_program: bool = False
+) -> None:
     """Reports every key of `section`, as written in `node`, that does not do what it says.
 
     Args:
@@ -19,6 +21,8 @@ def judge(section: Section, node: Node, path: str, *, zero_stage: int | None, re
         path: its dotted path, empty for the whole config.
         zero_stage: stage of the config, for keys that act at some stages only; None where it is wrong.
         report: report that receives an error, warning or note for each such key.
+        by_program: whether a program made the config: a section that would only tell about the run is left out with a
+            note.
     """
     model = type(section)
     broken = report.broken_keys
@@ -32,10 +36,13 @@ def judge(section: Section, node: Node, path: str, *, zero_stage: int | None, re
         value: Any = getattr(section, name)
         at = node.keys_at.get(key, child.at)
         if isinstance(value, Section) and model.status_of(name) is not Status.NO_MEANING:
-            if _refused(model, name, value):
+            if by_program and value.only_tells and _is_on(value) and type(value).default_status is Status.PLANNED:
+                message = f"`{full}` is left out: this version does not {type(value).default_reason} yet"
+                report.note(Code.PLANNED, full, message, at)
+            elif _refused(model, name, value):
                 report.error(Code.PLANNED, full, f"`{full}` is set; {_not_yet(model, name)}", at)
             else:
-                judge(value, child, full, zero_stage=zero_stage, report=report)
+                judge(value, child, full, zero_stage=zero_stage, report=report, by_program=by_program)
             continue
         said = _judge_value(model, name, value, full, at, zero_stage=zero_stage, report=report)
         if said and model.switch and name == model.switch[0]:

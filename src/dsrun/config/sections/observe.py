@@ -14,6 +14,7 @@ class TensorBoard(Section):
     default_status = Status.PLANNED
     default_reason = "write TensorBoard files"
     switch = ("enabled", False)
+    only_tells = True
 
     enabled: Annotated[Flag, knob("Write scalars for TensorBoard.")] = False
     output_path: Annotated[str, knob("Folder of the files.")] = ""
@@ -26,6 +27,7 @@ class CsvMonitor(Section):
     default_status = Status.PLANNED
     default_reason = "write CSV files"
     switch = ("enabled", False)
+    only_tells = True
 
     enabled: Annotated[Flag, knob("Write scalars as CSV files.")] = False
     output_path: Annotated[str, knob("Folder of the files.")] = ""
@@ -38,6 +40,7 @@ class Wandb(Section):
     default_status = Status.PLANNED
     default_reason = "send scalars to Weights & Biases"
     switch = ("enabled", False)
+    only_tells = True
 
     enabled: Annotated[Flag, knob("Send scalars to Weights & Biases.")] = False
     group: Annotated[str | None, knob("Group of the run.")] = None
@@ -51,6 +54,7 @@ class Comet(Section):
     default_status = Status.PLANNED
     default_reason = "send scalars to Comet"
     switch = ("enabled", False)
+    only_tells = True
 
     enabled: Annotated[Flag, knob("Send scalars to Comet.")] = False
     samples_log_interval: Annotated[Positive, knob("Samples between two points.", unit="samples")] = 100
@@ -69,6 +73,7 @@ class CommsLogger(Section):
     default_status = Status.PLANNED
     default_reason = "log collectives"
     switch = ("enabled", False)
+    only_tells = True
 
     enabled: Annotated[Flag, knob("Record time and bytes of collectives.", users=(2, 1))] = False
     verbose: Annotated[Flag, knob("Print each as it happens.")] = False
@@ -83,6 +88,7 @@ class FlopsProfiler(Section):
     default_status = Status.PLANNED
     default_reason = "count floating-point operations"
     switch = ("enabled", False)
+    only_tells = True
 
     enabled: Annotated[Flag, knob("Profile one step.", users=(4, 3))] = False
     profile_step: Annotated[Whole, knob("Step to profile; below 0 profiles none.", unit="step")] = 1

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from dsrun.errors import ConfigError
@@ -102,8 +104,12 @@ def _convert(value: Any, at: Position, path: str, depth: int, budget: Budget) ->
     if isinstance(value, (list, tuple)):
         items = cast("list[Any] | tuple[Any, ...]", value)
         return Node([_convert(item, at, f"{path}[{i}]", depth + 1, budget) for i, item in enumerate(items)], at)
+    if isinstance(value, Enum):
+        return _convert(value.value, at, path, depth, budget)
     if value is None or isinstance(value, (str, bool, int, float)):
         return Node(value, at)
+    if isinstance(value, os.PathLike):
+        return _convert(os.fspath(cast("os.PathLike[Any]", value)), at, path, depth, budget)
     scalar = getattr(value, "item", None)  # a tensor or numpy scalar with one element
     if callable(scalar) and getattr(value, "ndim", None) == 0:
         return _convert(scalar(), at, path, depth, budget)

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 import dsrun
-from dsrun.contract.environment import GROUP_TIMEOUT_ENV
+from dsrun.contract.environment import AS_DEEPSPEED_ENV, GROUP_TIMEOUT_ENV
+from dsrun.errors import InputError
 from support.cli import clean_environment
 from support.ranks import run_ranks
 from support.training import config, make_engine
@@ -26,7 +27,13 @@ print(timeout_of(dist.group.WORLD))
 
 
 @pytest.mark.parametrize(
-    ("told", "argument", "waits_s"), [({}, "", 2400), ({GROUP_TIMEOUT_ENV: "9600"}, "", 9600), ({}, "timeout_s=7", 7)]
+    ("told", "argument", "waits_s"),
+    [
+        ({"DEEPSPEED_TIMEOUT": "3"}, "", 2400),
+        ({GROUP_TIMEOUT_ENV: "9600"}, "", 9600),
+        ({}, "timeout_s=7", 7),
+        ({GROUP_TIMEOUT_ENV: "9600", "DEEPSPEED_TIMEOUT": "3", AS_DEEPSPEED_ENV: "0.19.8"}, "", 180),
+    ],
 )
 def test_groups_wait_as_long_as_the_script_says_else_as_the_launcher_does(
     told: dict[str, str], argument: str, waits_s: float
@@ -36,6 +43,14 @@ def test_groups_wait_as_long_as_the_script_says_else_as_the_launcher_does(
         [sys.executable, "-c", PROGRAM % argument], env=env, capture_output=True, text=True, timeout=60, check=True
     )
     assert float(ended.stdout) == waits_s
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "2.5", "long"])
+def test_minutes_that_are_none_are_refused(minutes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(AS_DEEPSPEED_ENV, "0.19.8")
+    monkeypatch.setenv("DEEPSPEED_TIMEOUT", minutes)
+    with pytest.raises(InputError, match=f"DEEPSPEED_TIMEOUT is '{minutes}'; expected a whole number of minutes"):
+        dsrun.init_distributed()
 
 
 def _end(order: str) -> list[bool]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import os
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 import dsrun
 from dsrun import zero
+from dsrun.contract.environment import AS_DEEPSPEED_ENV
 from dsrun.errors import InputError, ModelError
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.zero.creation.construct import ConstructionBySlices
@@ -162,6 +165,29 @@ def test_a_copy_of_a_parameter_whose_values_are_elsewhere_is_refused() -> None:
         original = TinyGPT()
     with pytest.raises(ModelError, match="is a copy of a sharded parameter"):
         make_engine(config(3, micro=2), model=copy.deepcopy(original))
+
+
+def _copied_by_a_script_for_deepspeed() -> list[bool]:
+    os.environ[AS_DEEPSPEED_ENV] = "0.19.8"
+    torch.manual_seed(7)
+    with zero.Init():
+        model = TinyGPT()
+    torch.manual_seed(7)
+    plain = TinyGPT()
+    head = copy.deepcopy(model.head)  # as PEFT copies what it trains beside adapters, unless a weight has no elements
+    found = [type(head.weight) is nn.Parameter, torch.equal(head.weight, plain.head.weight)]
+    model.head = head
+    engine = make_engine(config(3, micro=2), model=model)
+    found.append(same(full_parameters(engine), {name: param.detach() for name, param in plain.named_parameters()}))
+    block = copy.deepcopy(engine.module.blocks[1])
+    found.append(same(dict(block.named_parameters()), dict(plain.blocks[1].named_parameters())))
+    with pytest.raises(ModelError, match="is copied or pickled while its values are on all ranks in pieces"):
+        pickle.dumps(engine.module.head.weight)  # which scripts do on one rank alone
+    return found
+
+
+def test_scripts_for_deepspeed_copy_a_module_whose_values_are_elsewhere() -> None:
+    assert run_ranks(2, _copied_by_a_script_for_deepspeed) == [[True] * 4] * 2
 
 
 def test_slices_of_all_ranks_are_the_parameter_once() -> None:
