@@ -14,6 +14,7 @@ from ..mesh.join.groups import ProcessGroupMesh
 from ..observe.memory import StatePrediction
 from ..observe.records import RecordWriter
 from ..observe.wear import DiskWear
+from .compose.config_notes import record_program_config
 from .compose.start_report import open_run, records_path
 from .host.disk import counts_of_drives, wear_of
 from .model.sharded import ShardedModel
@@ -64,3 +65,4 @@ def tell_start(sharded: ShardedModel, settings: Config, mesh: ProcessGroupMesh, 
         state_bytes=observation.predicted.total_bytes(),
         auto_sizes=None if told is None else f"{told}, of {sharded.gathering.slot_count} gather slots",
     )
+    record_program_config(settings, observation.records)

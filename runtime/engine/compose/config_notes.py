@@ -1,29 +1,61 @@
-"""What became of a config that a program made, said once for the whole job. Reads and changes no config."""
+"""What became of a config that a program made, said once for the whole job and written into its records.
+
+Reads and changes no config.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Mapping, Sequence
 
 from dsrun.config.config import Config
 from dsrun.config.text.source import ConfigSource
-from dsrun.contract.environment import stands_for_deepspeed
+from dsrun.contract.environment import RankInfo, stands_for_deepspeed
 
-#: Lines that this process has said: a job of several engines mostly gives all of them the same config.
-_SAID: set[str] = set()
+from ...observe.records import RecordWriter
+
+#: Event of what became of a program's config. Field: `notes`, a line for each.
+CONFIG_NOTES_EVENT = "config_notes"
 
 
-def tell_program_config(source: ConfigSource, settings: Config, say: Callable[[str], None]) -> None:
+def tell_program_config(source: ConfigSource, settings: Config, info: RankInfo) -> None:
     """Says each finding about a dict that a program made for DeepSpeed, a line each; a file was checked at the launch.
+
+    A job of several engines mostly gives all of them the same config: each line is said once in a process.
 
     Args:
         source: the config as it was given.
         settings: the checked config that was made of it.
-        say: function that prints a line once for the whole job.
+        info: this process's place in the job; the first rank speaks.
     """
-    if not (stands_for_deepspeed() and isinstance(source, Mapping)):
-        return
-    for finding in settings.findings:
-        line = f"dsrun: config: {finding.message}" + (f" ({finding.hint})" if finding.hint else "")
-        if line not in _SAID:
-            _SAID.add(line)
-            say(line)
+    if info.rank == 0 and isinstance(source, Mapping):
+        for line in program_notes(settings):
+            _print_once(f"dsrun: config: {line}")
+
+
+def record_program_config(settings: Config, records: RecordWriter) -> None:
+    """Writes the same into the records of the job, once for each engine.
+
+    Args:
+        settings: the checked config.
+        records: writer of records, which only the first rank has.
+    """
+    notes = program_notes(settings)
+    if notes:
+        records.write(CONFIG_NOTES_EVENT, {"notes": notes})
+
+
+def program_notes(settings: Config) -> Sequence[str]:
+    """Returns a line for each finding about a config that a program made; none for any other config.
+
+    Args:
+        settings: the checked config.
+    """
+    if not (stands_for_deepspeed() and settings.source == "<dict>"):
+        return []
+    return [finding.message + (f" ({finding.hint})" if finding.hint else "") for finding in settings.findings]
+
+
+@functools.cache
+def _print_once(line: str) -> None:
+    print(line, flush=True)

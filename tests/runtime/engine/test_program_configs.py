@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import os
+import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,8 +16,9 @@ from torch import nn
 
 import dsrun
 from dsrun import zero
-from dsrun.contract.environment import AS_DEEPSPEED_ENV
-from dsrun.errors import ConfigError
+from dsrun.contract.environment import AS_DEEPSPEED_ENV, RUN_DIR_ENV
+from dsrun.contract.job_paths import JobPaths
+from dsrun.errors import ConfigError, InputError
 from dsrun.runtime.engine.compose import config_notes
 from support.ranks import run_ranks
 
@@ -26,7 +30,7 @@ RECORDED: dict[str, dict[str, Any]] = json.loads(
 @pytest.fixture(autouse=True)
 def as_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(AS_DEEPSPEED_ENV, "0.19.8")
-    monkeypatch.setattr(config_notes, "_SAID", set[str]())
+    config_notes._print_once.cache_clear()
 
 
 def of_one_rank(name: str) -> dict[str, Any]:
@@ -57,6 +61,29 @@ def test_the_config_of_an_engine_is_a_files_content_where_a_file_is_given(tmp_pa
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(of_one_rank("transformers zero2")))
     assert dsrun.initialize(model=nn.Linear(3, 3), config=path)[0].config == json.loads(path.read_text())
+
+
+def test_what_is_changed_is_in_the_records_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUN_DIR_ENV, str(tmp_path))
+    dsrun.initialize(model=nn.Linear(3, 3), config=of_one_rank("trl reference, zero3_offload"))
+    records = [json.loads(line) for line in JobPaths(tmp_path).records.read_text().splitlines()]
+    (notes,) = (record["notes"] for record in records if record["event"] == "config_notes")
+    assert any("zero_optimization.reduce_bucket_size" in note for note in notes)
+
+
+@pytest.mark.parametrize(("counted", "is_refused"), [(1, False), (2, True)])
+def test_a_job_whose_processes_accelerate_counts_otherwise_is_refused(
+    counted: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = ModuleType("accelerate.state")
+    state.PartialState = type("PartialState", (), {"_shared_state": {"num_processes": counted}})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "accelerate.state", state)
+    with (
+        pytest.raises(InputError, match="Accelerate counts 2 processes, and the job has 1 ranks")
+        if is_refused
+        else (nullcontext())
+    ):
+        dsrun.initialize(model=nn.Linear(3, 3), config=of_one_rank("transformers zero2"))
 
 
 def test_what_is_changed_is_told_once_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
