@@ -9,14 +9,16 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from dsrun import __version__
+from dsrun.as_deepspeed.commands.weights_script import leave_script
 from dsrun.checkpoint_files.storage.places import Place
 from dsrun.checkpoint_files.storage.registry import absolute
-from dsrun.contract.environment import CHECKPOINT_EVENT
+from dsrun.contract.environment import CHECKPOINT_EVENT, stands_for_deepspeed
 from dsrun.units import format_bytes
 
 from ...checkpoint.format import client_state as script_state
@@ -65,6 +67,8 @@ def save_engine(
     """
 
     def wanted() -> SaveRequest:
+        if run.mesh.info.rank == 0 and isinstance(folder, Path) and stands_for_deepspeed():
+            leave_script(folder)
         request = _state(
             run,
             moment,

@@ -4,10 +4,14 @@ import pytest
 
 from dsrun.contract.environment import (
     DEFAULT_HANG_TIMEOUT_S,
+    ENGINE_ENV,
     GROUP_TIMEOUT_ENV,
     RankInfo,
     group_timeout_after,
     group_timeout_s,
+    has_made_engine,
+    is_first_rank,
+    note_engine,
     resume_folder,
     store_nonce,
 )
@@ -86,3 +90,16 @@ def test_ranks_wait_as_long_as_the_launcher_says() -> None:
 def test_a_wait_that_is_no_time_is_refused_by_name(text: str) -> None:
     with pytest.raises(InputError, match=f"DSRUN_GROUP_TIMEOUT is '{text}'"):
         group_timeout_s({GROUP_TIMEOUT_ENV: text})
+
+
+def test_an_engine_counts_for_the_process_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENGINE_ENV, "1")
+    assert not has_made_engine()  # of a parent
+    note_engine()
+    assert has_made_engine()
+
+
+def test_the_first_rank_is_rank_0_of_any_launcher_or_a_lone_process() -> None:
+    assert [is_first_rank({}), is_first_rank({"RANK": "0"}), is_first_rank({"RANK": "1"})] == [True, True, False]
+    open_mpi = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    assert not is_first_rank(open_mpi | {"OMPI_COMM_WORLD_RANK": "1"})
