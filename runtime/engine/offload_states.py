@@ -111,6 +111,8 @@ class OffloadedStates:
         self._end_coming()
         copies = self._copies_for(pin_memory)
         away = _Away(self._tiers, copies, waits=not non_blocking)
+        if "lp_grads" in wanted:
+            self._reducer.used_factor = None  # what the last step has left of them is not kept
         for name in sorted(wanted):
             for beginning in _ARENAS[name]:
                 for arena in self._tiers.memory.named(beginning):

@@ -212,11 +212,12 @@ def take_step(
     is_finite = math.isfinite(norm)
     applied = is_finite or not skip_non_finite
     non_finite = None if is_finite else _first_non_finite(parts)
+    used_factor = None
     if applied:
         factor = clip_factor(norm, limit=clipping, loss_scale=loss_scale)
         left_out = frozenset[str]() if unused is None else unused.agree(totals.sums[2])
         if parts.away is None:
-            parts.optimizer.step(factor, left_out)
+            used_factor = parts.optimizer.step(factor, left_out)
             publish(parts.units, parts.plan, parts.store)
         else:
             parts.away.begin(factor, left_out)
@@ -224,7 +225,7 @@ def take_step(
         parts.away.leave_out()
 
     # 3. Room for the next global batch's gradients.
-    parts.reducer.zero()
+    parts.reducer.zero(used_factor=used_factor)
     ahead = None if parts.away is None else parts.away.share_ahead()
     return StepResult(norm, applied, totals.sums[0], non_finite, loss_scale, totals.sums[1], ahead)
 

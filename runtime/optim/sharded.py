@@ -166,12 +166,15 @@ class ShardOptimizer:
                     states.move_in(run)
                 states.end_first_step()
 
-    def step(self, factor: float = 1.0, unused: Collection[str] = ()) -> None:
+    def step(self, factor: float = 1.0, unused: Collection[str] = ()) -> float:
         """Takes one optimizer step on the local ranges.
 
         Args:
             factor: gradients are multiplied by it first, in the dtype the optimizer computes in.
             unused: tensors that no rank has a gradient of, which are left as they are; the same on every rank.
+
+        Returns:
+            what the sums are still to be multiplied by to be the gradients that were used.
         """
         states = self.states
         self._wait_for_copies()
@@ -180,10 +183,11 @@ class ShardOptimizer:
         try:
             if self._is_windowed:
                 self._step_through_window(states, factor)
-                return
+                return factor
             if factor != 1:
                 foreach_mul([owned.grad_sum for owned in self._ranges], factor)
             self._step_runs(states, self._runs)
+            return 1.0
         finally:
             self._stepping = False
             self.saved.has_begun = True

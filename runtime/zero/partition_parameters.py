@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dsrun.contract.environment import stands_for_deepspeed
+
 from ..compat import without_overrides
 
 #: Method by which an engine is known to floors that do not import its class.
@@ -165,8 +167,12 @@ class EngineParameter(nn.Parameter):
             home.note_moved()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Copies the values, where they are there, into an ordinary parameter."""
-        whole = _whole_copy(self)
+        """Copies the values, where they are there, into an ordinary parameter.
+
+        Scripts for DeepSpeed that find no elements in a parameter gather it before they copy it (PEFT). They find all
+        of them here: so their copies are gathered, which every rank must make.
+        """
+        whole = _whole_copy(self, gathers=stands_for_deepspeed())
         if whole is None:
             return super().__deepcopy__(memo)
         return memo.setdefault(id(self), whole)
@@ -212,6 +218,33 @@ class ShardedParameter(EngineParameter):
     def ds_active_sub_modules(self) -> set[int]:
         """Modules that use the parameter now, for scripts that clear it: always empty, for units are followed here."""
         return set()
+
+
+class UncutParameter(EngineParameter):
+    """A frozen parameter that every rank has whole, beside others that are sharded: it says that its values are there.
+
+    It has no `ds_id`: that there is one is how scripts tell parameters that they must gather.
+    """
+
+    @property
+    def ds_status(self) -> ZeroParamStatus:
+        """Whether the values may be read now: always."""
+        return ZeroParamStatus.AVAILABLE
+
+    @property
+    def ds_shape(self) -> torch.Size:
+        """Shape of the parameter."""
+        return self.shape
+
+    @property
+    def ds_numel(self) -> int:
+        """Elements of the parameter."""
+        return self.numel()
+
+    @property
+    def ds_tensor(self) -> Tensor:
+        """The values, flat."""
+        return self.data.reshape(-1)
 
 
 def memory_of(param: Tensor) -> Tensor:
@@ -272,11 +305,14 @@ def is_zero_param(tensor: Tensor) -> bool:
     return hasattr(tensor, "ds_id")
 
 
-def _whole_copy(param: nn.Parameter) -> nn.Parameter | None:
+def _whole_copy(param: nn.Parameter, *, gathers: bool = False) -> nn.Parameter | None:
     """Returns an ordinary parameter; None where the values are elsewhere, which then shows in the copy."""
     home = home_of(param)
     if home is None:
         return None
+    if gathers and home.status() is not ZeroParamStatus.AVAILABLE:
+        with torch.no_grad():
+            return nn.Parameter(home.read(), requires_grad=param.requires_grad)
     home.check_copy()
     if home.status() is not ZeroParamStatus.AVAILABLE:
         return None

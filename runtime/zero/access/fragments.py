@@ -10,6 +10,12 @@
 Gradients are the mean over the ranks, summed over the micro steps of the global batch so far, before clipping.
 Where some stay on their rank, inside `engine.no_sync` at stages 0 and 1, getting is collective: an all-reduce of
 the tensor.
+
+[Note: gradients of the last step]
+Accelerate steps inside of its backward, so what a script of DeepSpeed's asks for afterwards (PEFT's AdaLoRA) is the
+gradient that the step has used. DeepSpeed's stage 3 still has it. Where dsrun stands for DeepSpeed, it is there as well
+until the next backward: clipped, as in plain torch. With an optimizer on the host it is gone, for new parameters take
+its place.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from dsrun.contract.environment import stands_for_deepspeed
 from dsrun.errors import ModelError
 
 from ..partition_parameters import home_of
@@ -35,11 +42,14 @@ def safe_get_full_fp32_param(param: Tensor) -> Tensor | None:
 
 
 def safe_get_full_grad(param: Tensor) -> Tensor | None:
-    """Returns the whole gradient in fp32, a copy; see [Note: who gets what]."""
+    """Returns the whole gradient in fp32, a copy; see [Note: who gets what] and [Note: gradients of the last step]."""
     home = _trained(param)
     if home is None and param.grad is not None:
         return param.grad.to(torch.float32, copy=True)  # of a parameter in no optimizer group
-    return None if home is None else _full_grad(home)
+    if home is None:
+        return None
+    found = _full_grad(home)
+    return _used_grad(home) if found is None and stands_for_deepspeed() else found
 
 
 def safe_get_full_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor | None:
@@ -235,6 +245,15 @@ def _full_grad(home: UnitHome) -> Tensor | None:
     assert extent is not None, "a trainable parameter has a place"
     unreduced = reducer.reduced_copy_of_unreduced(_unit(home), extent.offset, extent.numel).view(extent.shape)
     return unreduced if whole is None else whole.add_(unreduced)
+
+
+def _used_grad(home: UnitHome) -> Tensor | None:
+    """Returns the whole gradient that the last step used; None where it is gone."""
+    factor = home.access.reducer.used_factor
+    if factor is None:
+        return None
+    whole = _full(home, _sum(home))
+    return whole if factor == 1 else whole.mul_(factor)
 
 
 def _sum(home: UnitHome) -> Tensor:

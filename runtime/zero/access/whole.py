@@ -30,6 +30,7 @@ from ..partition_parameters import (
     EngineParameter,
     OwnerGroup,
     ShardedParameter,
+    UncutParameter,
     home_of,
     memory_of,
     set_memory,
@@ -119,10 +120,10 @@ class ParamAccess(OwnerGroup):
 
     def _class_in(self, unit: ParamUnit | None) -> type[nn.Parameter]:
         """Returns the class of a unit's parameters, while it is not in use; None: of parameters in no unit."""
+        if self.pieces.plan.shard_parameters:
+            return UncutParameter if unit is None else ReleasedParameter
         if unit is None:
             return nn.Parameter
-        if self.pieces.plan.shard_parameters:
-            return ReleasedParameter
         # Where parameters are the masters, what is written to them needs nobody's help.
         own = unit.shard if self.pieces.plan.shard_optimizer else unit.flat_param
         return nn.Parameter if unit.master.data_ptr() == own.data_ptr() else EngineParameter

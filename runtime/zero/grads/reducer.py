@@ -114,6 +114,8 @@ class GradReducer:
         unused: the parameters without a gradient in this global batch; None: nobody notes them.
         has_sums: a backward has added gradients to the owned ranges since they were last forgotten.
         takes_strays: parameters are always there, so strays are right; see [Note: strays].
+        used_factor: factor by which the sums are to be multiplied to be what the last step used; None: they have been
+            written over since, or by the step, or there was none.
     """
 
     def __init__(
@@ -189,6 +191,7 @@ class GradReducer:
         self.has_sums = False
         self.is_torn = False  # sums have a part of a micro step that failed, or lack one that did not; see `abandon`
         self.takes_strays = True
+        self.used_factor: float | None = None
 
     def canonical_order(self) -> list[ParamUnit]:
         """Returns the units in the order of reductions, the same on every rank; none before the first backward."""
@@ -234,6 +237,7 @@ class GradReducer:
                 hint="call engine.zero_grad() and take the global batch from its first micro batch again",
             )
         self._stays = not reduce and self._may_stay
+        self.used_factor = None
         if not self._canonical:
             self._canonical = self._agree_on_order([unit for unit in order() if unit.trains])
         self._used = {unit.index for unit in used}
@@ -383,8 +387,13 @@ class GradReducer:
         for unit in self._units:
             unit.drop_grads()
 
-    def zero(self) -> None:
-        """Forgets the accumulated gradients: the next micro step writes over the sums, see `settle`."""
+    def zero(self, *, used_factor: float | None = None) -> None:
+        """Forgets the accumulated gradients: the next micro step writes over the sums, see `settle`.
+
+        Args:
+            used_factor: see the attribute.
+        """
+        self.used_factor = used_factor
         self.is_torn = False
         self._unreduced.clear()
         self.has_sums = False
@@ -394,6 +403,7 @@ class GradReducer:
     def settle(self) -> None:
         """Makes the sums readable as they are: zeros where no micro step has written any since they were forgotten."""
         if not self.has_sums:
+            self.used_factor = None
             self.sums.clear()
 
     def _scale_strays(self, factor: float | None) -> None:

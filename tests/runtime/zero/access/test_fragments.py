@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dsrun import zero
+from dsrun.contract.environment import AS_DEEPSPEED_ENV
 from dsrun.errors import ModelError
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks
@@ -87,6 +89,56 @@ def test_every_stage_and_rank_gets_the_same_whole_tensors() -> None:
                     assert torch.equal(torch.cat([p for p in pieces if p is not None]), flat)
         calls, sent = ranks[0]["cost"]
         assert (calls, sent) == ((0, 0) if stage == 0 else (3, 61 * 72 * 4)), "a broadcast a piece, each byte once"
+
+
+def _after_steps(stage: int, bf16: bool, stands_for_deepspeed: bool) -> list[Any]:
+    if stands_for_deepspeed:
+        os.environ[AS_DEEPSPEED_ENV] = "0.19.8"
+    sums = {"data_types": {"grad_accum_dtype": "bf16"}} if bf16 else {}
+    engine = make_engine(config(stage, micro=2, bf16=bf16, **sums))
+    params = parameters(engine)
+
+    def gradients() -> dict[str, Tensor | None]:
+        return {name: zero.safe_get_full_grad(param) for name, param in params.items()}
+
+    found: list[Any] = []
+    for _ in range(2):
+        one_backward(engine)
+        before = gradients()
+        engine.step()
+        norm = engine.get_global_grad_norm()
+        found.append((norm, before, gradients()))
+    one_backward(engine)
+    found.append(gradients())
+    engine.zero_grad()
+    found.append(gradients())
+    if stage:
+        one_backward(engine)
+        engine.step()
+        engine.offload_states(include=["lp_grads"])
+        engine.reload_states()
+        found[-1] |= {f"put away: {name}": gradient for name, gradient in gradients().items()}
+    return found
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_scripts_for_deepspeed_find_the_gradient_of_the_last_step_until_the_next_backward(bf16: bool) -> None:
+    stages = [run_ranks(2, _after_steps, stage, bf16, True)[1] for stage in range(4)]
+    for *steps, fresh, forgotten in stages:
+        for norm, before, after in steps:
+            assert norm > 0.7  # so it is clipped
+            for name in NAMES:
+                expected = before[name] * (0.7 / norm)
+                assert torch.allclose(after[name], expected, rtol=1e-2 if bf16 else 1e-5, atol=1e-7), name
+        assert not torch.equal(fresh["head.weight"], steps[-1][2]["head.weight"])
+        assert all(gradient is None for gradient in forgotten.values())
+    for name in NAMES:
+        assert all(torch.equal(found[1][2][name], stages[0][1][2][name]) for found in stages)
+
+
+def test_other_scripts_find_no_gradient_after_a_step() -> None:
+    (found,) = run_ranks(1, _after_steps, 2, False, False)
+    assert all(gradient is None for _, _, after in found[:2] for gradient in after.values())
 
 
 def _set(stage: int) -> tuple[dict[str, Tensor], list[float]]:

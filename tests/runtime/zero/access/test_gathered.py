@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import pickle
 import weakref
@@ -343,6 +344,24 @@ def test_only_sharded_parameters_have_ds_attributes(stage: int) -> None:
     engine = make_engine(config(stage, micro=2))
     assert all(hasattr(p, "ds_id") == (stage == 3) == is_zero_param(p) for p in engine.module.parameters())
     assert all(isinstance(p, torch.nn.Parameter) for p in engine.module.parameters())
+
+
+def _attributes_of_frozen() -> list[Any]:
+    model = gpt()
+    for name, param in model.named_parameters():
+        param.requires_grad_(name.startswith("blocks.0"))
+    engine = make_engine(config(3, micro=2), model=model)
+    whole = [param for param in engine.module.parameters() if not is_zero_param(param)]
+    found = [(param.ds_status, tuple(param.ds_shape), param.ds_numel, param.ds_tensor.numel()) for param in whole]
+    kept = [type(copy.deepcopy(param)) is torch.nn.Parameter for param in whole]
+    return [found, [(tuple(param.shape), param.numel()) for param in whole], kept]
+
+
+def test_frozen_parameters_that_each_rank_has_whole_say_so() -> None:
+    for found, shapes, kept in run_ranks(2, _attributes_of_frozen):
+        assert found  # what has no trained parameter beside it is not cut
+        assert found == [(ZeroParamStatus.AVAILABLE, shape, numel, numel) for shape, numel in shapes]
+        assert all(kept)
 
 
 def maybe_zero_3(param: Any) -> Tensor:
