@@ -14,6 +14,7 @@ import torch
 from torch import nn, optim
 from torch.nn.parameter import is_lazy
 
+from dsrun.contract.environment import stands_for_deepspeed
 from dsrun.errors import ModelError, Problem
 
 from ...activation.activate import Activations
@@ -56,13 +57,25 @@ def check_unwrapped(model: object) -> None:
                 hint="pass the plain model; the engine takes the wrapper's place",
             )
         taken = module.__dict__.get(_TAKEN)
-        if isinstance(taken, _Taken) and taken.is_left():
+        if isinstance(taken, _Taken) and (taken.is_left() or _hand_over(taken)):
             taken.release()
         elif taken:
             raise ModelError(
                 f"dsrun.initialize: {where} has an engine already",
                 hint="use that engine, or call its destroy() first",
             )
+
+
+def _hand_over(taken: _Taken) -> bool:
+    """Ends an engine that only evaluates, where a script of DeepSpeed's makes another one of the same model.
+
+    TRL evaluates a reference before training, and keeps that engine.
+    """
+    engine: Any = taken.engine()
+    if not stands_for_deepspeed() or engine.optimizer is not None:
+        return False
+    engine.destroy()
+    return True
 
 
 def _check_parameters(model: nn.Module) -> None:
@@ -119,14 +132,14 @@ class _Taken:
     """
 
     def __init__(self, engine: object, release: Callable[[], None]) -> None:
-        self._engine = weakref.ref(engine)
+        self.engine = weakref.ref(engine)
         self.release = release
 
     def is_left(self) -> bool:
         """Whether nothing refers to the engine any more, cycles left aside."""
-        if self._engine() is not None:
+        if self.engine() is not None:
             gc.collect()
-        return self._engine() is None
+        return self.engine() is None
 
     def __reduce__(self) -> tuple[type[bool], tuple[()]]:
         return bool, ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import timeit
 from typing import Any
@@ -12,9 +13,11 @@ import torch
 from torch import nn
 
 import dsrun
+from dsrun.contract.environment import AS_DEEPSPEED_ENV
 from dsrun.errors import ModelError
+from support.models import TinyGPT
 from support.ranks import run_ranks
-from support.training import config, make_engine, train
+from support.training import batches, config, make_engine, train
 
 SGD = {"type": "SGD", "params": {"lr": 0.1}}
 
@@ -234,3 +237,31 @@ def _talk(stage: int) -> tuple[list[Any], bool]:
 @pytest.mark.parametrize(("stage", "said"), [(2, [None, True]), (3, [False, True])])
 def test_an_engine_generates_with_weights_gathered_once_and_each_rank_on_its_own(stage: int, said: list[Any]) -> None:
     assert run_ranks(2, _talk, stage) == [(said, True)] * 2
+
+
+def _twice(stage: int, stands: bool) -> list[list[float]]:
+    if stands:
+        os.environ[AS_DEEPSPEED_ENV] = "0.19.8"
+    losses: list[list[float]] = []
+    for is_evaluated_first in (False, True):
+        torch.manual_seed(7)
+        model = TinyGPT()
+        if is_evaluated_first:
+            first: Any = dsrun.initialize(
+                model=model, config={"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": stage}}
+            )[0]
+            with torch.no_grad():
+                first(batches(0, samples=2)[0])
+        engine = make_engine(config(stage, micro=2), model=model)
+        losses.append(train(engine, range(2), samples=4))
+    return losses
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_an_engine_that_evaluates_makes_room_for_one_that_trains_where_dsrun_stands_for_deepspeed(
+    stage: int,
+) -> None:
+    with pytest.raises(AssertionError, match="has an engine already"):
+        run_ranks(2, _twice, stage, False)
+    for plain, after_evaluation in run_ranks(2, _twice, stage, True):
+        assert plain == after_evaluation
