@@ -191,14 +191,14 @@ class Engine(Getters, Calls, TorchModule):
     # Training ---------------------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the model's forward, as a call of the engine does, which also runs hooks that a script gave the engine.
-        Inputs are not moved; `fp16.auto_cast` alone casts them.
+        """Runs the model's forward. A call of the engine runs this, and hooks that a script has given the engine.
 
-               At stage 3, enters all-gathers. Runs under autocast where the config says so.
+        Inputs are not moved; `fp16.auto_cast` alone casts them. At stage 3, enters all-gathers. Runs under autocast
+        where the config says so.
 
-               Raises:
-                   ModelError: an input has a dtype or a device that the model cannot take, from torch's own error; or a
-                       parameter has been converted or moved.
+        Raises:
+            ModelError: an input has a dtype or a device that the model cannot take, from torch's own error; or a
+                parameter has been converted or moved.
         """
         self._hooks.access.torn.check("engine(...)")
         trains = torch.is_grad_enabled()
