@@ -200,6 +200,8 @@ class Engine(Getters, Calls, TorchModule):
             ModelError: an input has a dtype or a device that the model cannot take, from torch's own error; or a
                 parameter has been converted or moved.
         """
+        if self._sharded.plan.shard_parameters:
+            self._components.check_trains.check_there("engine(...)")
         self._hooks.access.torn.check("engine(...)")
         trains = torch.is_grad_enabled()
         self._heartbeat.beat(phase="forward" if trains else "evaluate")
@@ -497,6 +499,7 @@ class Engine(Getters, Calls, TorchModule):
             self._quiet_at_end()
             self._components.states.close()
             self._take_off()
+            self._components.check_trains.has_ended = True
             leave(self._mesh)
 
 

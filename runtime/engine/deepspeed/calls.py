@@ -20,6 +20,7 @@ from dsrun.errors import InputError
 from ...data.loader import TrainingLoader
 from ..components import Components
 from ..compose.data import Data
+from ..model.sharded import ShardedModel
 from ..progress import Progress
 from ..saving.load import LoadOptions
 
@@ -34,6 +35,7 @@ class Calls:
     _data: Data
     _is_compiled: bool
     _progress: Progress
+    _sharded: ShardedModel
     device: torch.device
     dp_world_size: int
     global_rank: int
@@ -155,6 +157,7 @@ class Calls:
             CheckpointError: on every rank, if one rank could not save, or an earlier save has failed since; nothing
                 was published. What goes wrong later is raised by `step`, the next save or load, or `destroy`.
         """
+        self._components.check_trains.check_there("engine.save_checkpoint")
         self._components.checkpoints.save(
             save_dir, tag, client_state or {}, save_latest=save_latest, frozen=not exclude_frozen_parameters
         )
@@ -209,6 +212,7 @@ class Calls:
                 "load_checkpoint: custom_load_fn is given, and parameters may lie in slices",
                 hint="read the weights yourself and pass them to engine.load_module_state_dict",
             )
+        self._components.check_trains.check_there("engine.load_checkpoint")
         options = LoadOptions(
             strict=load_module_strict,
             optimizer=load_optimizer_states and not load_module_only,
@@ -243,6 +247,8 @@ class Calls:
         Raises:
             ModelError: each rank has a part of a parameter.
         """
+        if self._sharded.plan.shard_parameters:
+            self._components.check_trains.check_there("engine.module_state_dict")
         return self._components.weights.state_dict(frozen=not exclude_frozen_parameters, all_ranks=all_ranks)
 
     def load_module_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True) -> None:
@@ -256,6 +262,7 @@ class Calls:
             CheckpointError: naming every tensor that is missing, unexpected, of another shape or cut over an axis.
             InputError: it is no dict of tensors.
         """
+        self._components.check_trains.check_there("engine.load_module_state_dict")
         self._components.weights.load_state_dict(state_dict, strict=strict)
 
     def save_16bit_model(
@@ -284,6 +291,7 @@ class Calls:
             ModelError: each rank has a part of a parameter.
             CheckpointError: on every rank, if rank 0 could not write; nothing was left or replaced.
         """
+        self._components.check_trains.check_there("engine.save_16bit_model")
         frozen = not exclude_frozen_parameters
         self._components.weights.save(
             save_dir,

@@ -1,4 +1,4 @@
-"""Whether an engine can train now: it has an optimizer, and its state is whole and where steps need it."""
+"""Whether an engine can train now: it is there, has an optimizer, and its state is whole and where steps need it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ class TrainingCheck:
         update: The optimizer, if there is one.
         torn: State that a failed load has left torn.
         states: States that are in host memory for a while.
+
+    Attributes:
+        has_ended: Whether the engine has been destroyed, and has left its groups of ranks.
     """
 
     def __init__(self, update: Update, torn: TornState, states: OffloadedStates) -> None:
         self._update = update
         self._torn = torn
         self._states = states
+        self.has_ended = False
 
     def __call__(self, who: str) -> None:
         """Returns where the engine can train.
@@ -31,8 +35,9 @@ class TrainingCheck:
 
         Raises:
             CheckpointError: a load has failed halfway.
-            ModelError: there is no optimizer, or states are in host memory.
+            ModelError: the engine has been destroyed, there is no optimizer, or states are in host memory.
         """
+        self.check_there(who)
         self._torn.check(who)
         if self._update.optimizer is None:
             raise ModelError(
@@ -40,3 +45,19 @@ class TrainingCheck:
                 hint="give dsrun.initialize an optimizer, or the config an `optimizer` section",
             )
         self._states.check_here(who)
+
+    def check_there(self, who: str) -> None:
+        """Returns where the engine has not been destroyed: what asks other ranks needs that.
+
+        Args:
+            who: Name of the call, for the message.
+
+        Raises:
+            ModelError: it has been destroyed.
+        """
+        if self.has_ended:
+            raise ModelError(
+                f"{who}: the engine has been destroyed, and has left the other ranks",
+                hint="give the model another engine by dsrun.initialize; a Trainer that has evaluated at stage 3 "
+                "before it trains is made anew",
+            )

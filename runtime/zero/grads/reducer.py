@@ -391,7 +391,7 @@ class GradReducer:
         """Forgets the accumulated gradients: the next micro step writes over the sums, see `settle`.
 
         Args:
-            used_factor: see the attribute.
+            used_factor: factor of the sums that the last step used, see the attribute.
         """
         self.used_factor = used_factor
         self.is_torn = False

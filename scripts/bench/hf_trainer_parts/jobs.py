@@ -76,7 +76,7 @@ class Job:
     """What both ranks do.
 
     Attributes:
-        contender: who trains.
+        contender: contender that trains.
         stage: ZeRO stage; of no account for `ddp`.
         offload: offload to the CPU: the optimizer, and at stage 3 the parameters too.
         shape: the model.

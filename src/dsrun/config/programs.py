@@ -30,7 +30,7 @@ class _Changes:
 
     Attributes:
         report: report that receives a note for each change.
-        defaults: what each key that was left at `"auto"` is read as, in words, by its dotted path.
+        defaults: words by dotted path: what each key that was left at `"auto"` is read as.
         sources: origin of the values of these keys.
     """
 

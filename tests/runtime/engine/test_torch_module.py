@@ -265,3 +265,33 @@ def test_an_engine_that_evaluates_makes_room_for_one_that_trains_where_dsrun_sta
         run_ranks(2, _twice, stage, False)
     for plain, after_evaluation in run_ranks(2, _twice, stage, True):
         assert plain == after_evaluation
+
+
+def _use_destroyed(stage: int) -> dict[str, str]:
+    engine = make_engine(config(stage, micro=2))
+    tokens = batches(0, samples=2)[0]
+    loss = engine(tokens).sum()
+    engine.destroy()
+    said: dict[str, str] = {}
+    for name, call in {
+        "engine(...)": lambda: engine(tokens),
+        "engine.backward": lambda: engine.backward(loss),
+        "engine.step": engine.step,
+        "engine.save_checkpoint": lambda: engine.save_checkpoint("nowhere"),
+        "engine.load_checkpoint": lambda: engine.load_checkpoint("nowhere"),
+        "engine.module_state_dict": engine.module_state_dict,
+    }.items():
+        try:
+            call()
+        except ModelError as error:
+            said[name] = str(error)
+    return said
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_destroyed_engine_refuses_by_name_what_needs_other_ranks(stage: int) -> None:
+    alone = {"engine(...)", "engine.module_state_dict"}  # the module is an ordinary one again
+    for said in run_ranks(2, _use_destroyed, stage):
+        assert all(text.startswith(f"{name}: the engine has been destroyed") for name, text in said.items())
+        names = {"engine.backward", "engine.step", "engine.save_checkpoint", "engine.load_checkpoint"}
+        assert said.keys() == (names | alone if stage == 3 else names)

@@ -74,7 +74,7 @@ def translate(options: Options, around: Surroundings) -> Translation:
 
     Args:
         options: words as they were typed.
-        around: what is there besides.
+        around: surroundings: what is there besides the words.
 
     Raises:
         UsageError: carries everything that dsrun cannot do.
