@@ -481,11 +481,13 @@ class Engine(Getters, Calls, TorchModule):
         the rest is freed with the engine. At stage 3 its parameters stay slices, which the next `dsrun.initialize`
         takes over. Without this call an engine goes when nothing refers to it, and its module works on as before.
 
-        Waits for a checkpoint that is being written.
+        Waits for a checkpoint that is being written. A second call does nothing.
 
         Raises:
             CheckpointError: the last checkpoint could not be saved, and the script was not told so far.
         """
+        if self._components.check_trains.has_ended:
+            return
         self._at_end()
         self._components.on_signal.forget()
         try:

@@ -1,6 +1,7 @@
 """Generation inside training: at stage 3 the weights are gathered once, and then each rank generates on its own.
 
-How a model generates is the model's business: its own `generate` runs, with what the script gave it.
+How a model generates is the model's business: its own `generate` runs, with what the script gave it, and without
+gradients.
 
 [Note: who waits for whom] A forward at stage 3 gathers its units, so all ranks must run as many forwards. Libraries
 know that: transformers' `generate(synced_gpus=True)` has ranks that are done go on with the others. Where the whole
@@ -16,7 +17,9 @@ from typing import Any
 
 import torch
 
+from dsrun.errors import ModelError
 from dsrun.host.memory import read_host_memory
+from dsrun.units import format_bytes
 
 from ..memory.room import free_bytes
 from ..mesh.join.groups import ProcessGroupMesh
@@ -26,6 +29,8 @@ from .model.sharded import ShardedModel
 
 #: Part of the free memory that the weights may take: the rest is for what generation keeps of each token.
 _PART_FOR_WEIGHTS = 0.5
+#: Room where the kernel does not tell: nothing speaks against it.
+_UNKNOWN = 1 << 62
 #: Argument by which transformers has ranks that are done go on with those that are not.
 _IN_STEP = "synced_gpus"
 
@@ -54,26 +59,39 @@ class Generation:
             generate: the model's own function.
             args: positional arguments of it.
             kwargs: keyword arguments of it; `synced_gpus` is set unless the script has set it.
+
+        Raises:
+            ModelError: the weights do not fit, and `generate` has no `synced_gpus` by which ranks stay in step.
         """
         self._hooks.find_failed()
-        if not self._sharded.plan.shard_parameters:
-            return generate(*args, **kwargs)
-        fits = self._fits()
-        takes_word = _IN_STEP in inspect.signature(generate).parameters and kwargs.get(_IN_STEP) is None
-        said = {_IN_STEP: not fits and self._mesh.info.world_size > 1} if takes_word else {}
-        with GatheredParameters(self._sharded.module.parameters(), enabled=fits):
-            return generate(*args, **{**kwargs, **said})
+        with torch.no_grad():  # else each forward would gather, for a backward that may come
+            if not self._sharded.plan.shard_parameters:
+                return generate(*args, **kwargs)
+            knows_word = _IN_STEP in inspect.signature(generate).parameters
+            fits = self._check_fits(must=self._mesh.info.world_size > 1 and not knows_word)
+            said = {_IN_STEP: not fits} if knows_word and kwargs.get(_IN_STEP) is None else {}
+            with GatheredParameters(self._sharded.module.parameters(), enabled=fits):
+                return generate(*args, **{**kwargs, **said})
 
-    def _fits(self) -> bool:
-        """Whether the whole weights fit into half of what is free, on every rank."""
+    def _check_fits(self, *, must: bool) -> bool:
+        """Returns whether the whole weights fit into half of what is free, on every rank; refused if they must."""
         units = (*self._sharded.units, *self._sharded.frozen)
         wanted = sum(unit.layout.padded_numel * unit.dtype.itemsize for unit in units)
         room = self._room()
-        lacks = torch.tensor([room is not None and wanted > room * _PART_FOR_WEIGHTS], device=self._mesh.device)
-        lacks = lacks.to(torch.int64)
-        self._mesh.world.all_reduce(lacks, op="max", label="room for weights").wait()
+        # The least of all ranks, as the largest of the negated.
+        least = torch.tensor([-_UNKNOWN if room is None else -room], dtype=torch.int64, device=self._mesh.device)
+        self._mesh.world.all_reduce(least, op="max", label="room for weights").wait()
         with self._mesh.world.reading("room for weights"):
-            return not lacks.item()
+            free = -int(least.item())
+        fits = wanted <= free * _PART_FOR_WEIGHTS
+        if must and not fits:
+            raise ModelError(
+                f"engine.generate: the whole weights take {format_bytes(wanted)}, and a rank has {format_bytes(free)} "
+                f"free, half of it for weights; and the model's `generate` has no `{_IN_STEP}`",
+                hint="free memory with engine.offload_states(), or have all ranks take as many steps in "
+                "engine.module.generate(...)",
+            )
+        return fits
 
     def _room(self) -> int | None:
         """Bytes that this rank may take; None where the kernel does not tell."""

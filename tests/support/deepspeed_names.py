@@ -89,8 +89,12 @@ FIRST_TIER = (
     Known("ops.adagrad.DeepSpeedCPUAdagrad", "dsrun.ops.adagrad.DeepSpeedCPUAdagrad", ("lr", "weight_decay")),
     Known("checkpoint.utils.clone_tensors_for_torch_save", "", ("item", "device")),
     Known("utils.set_z3_leaf_modules", "dsrun.utils.set_z3_leaf_modules", ("model", "leaf_module_classes")),
-    Known("utils.safe_get_full_grad", "dsrun.utils.safe_get_full_grad", ("param",)),
-    Known("utils.safe_get_full_fp32_param", "dsrun.utils.safe_get_full_fp32_param", ("param",)),
+    *(
+        Known(f"utils.safe_{verb}_{part}_{what}", f"dsrun.utils.safe_{verb}_{part}_{what}", arguments)
+        for verb, arguments in (("get", ("param",)), ("set", ("param", "value")))
+        for part in ("full", "local")
+        for what in ("fp32_param", "grad", "optimizer_state")
+    ),
     *(
         Known(f"{module}.{name}", f"dsrun.log_on_ranks.{name}")
         for module in ("utils", "utils.logging")

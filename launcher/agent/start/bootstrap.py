@@ -236,7 +236,8 @@ def _note_no_engine() -> None:
         return
     print(
         "dsrun: warning: the program has ended and made no engine: what it trained, it trained without DeepSpeed's "
-        "config; is `--deepspeed FILE` (or `use_deepspeed`) missing, or ACCELERATE_USE_CPU or `use_cpu` set?",
+        "config; is `--deepspeed FILE` or a DeepSpeedPlugin missing, or ACCELERATE_USE_CPU or Accelerator(cpu=True) "
+        "there?",
         file=sys.stderr,
         flush=True,
     )

@@ -88,6 +88,10 @@ CLASSES: tuple[Rule, ...] = (
         ),
     ),
     (
+        r"deepspeed is dsrun here",
+        Cause("a name of DeepSpeed's is not in dsrun", "its line says why, and what to use instead"),
+    ),
+    (
         r"ModuleNotFoundError|ImportError|cannot open shared object file|python[\d.]*: No module named",
         Cause("an import failed", "install it for the interpreter that runs the ranks, on every host"),
     ),

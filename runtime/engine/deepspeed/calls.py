@@ -23,6 +23,7 @@ from ..compose.data import Data
 from ..model.sharded import ShardedModel
 from ..progress import Progress
 from ..saving.load import LoadOptions
+from ..saving.resume import what_lacks
 
 #: Routes of `deepspeed_io` whose data is looked at and not learnt from.
 _EACH_SAMPLE_ONCE = ("eval", "predict")
@@ -229,7 +230,7 @@ class Calls:
             wait=self.wait_for_checkpoint,
         )
         if found is None and missing_ok is None and self.global_rank == 0:
-            print(f"dsrun: load_checkpoint: there is no checkpoint in {load_dir} yet; nothing was loaded", flush=True)
+            print(f"dsrun: load_checkpoint: {what_lacks(load_dir)}; nothing was loaded", flush=True)
         return found, client_state
 
     def module_state_dict(

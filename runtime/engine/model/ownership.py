@@ -74,6 +74,8 @@ def _hand_over(taken: _Taken) -> bool:
     engine: Any = taken.engine()
     if not stands_for_deepspeed() or engine.optimizer is not None:
         return False
+    if engine.global_rank == 0:
+        print("dsrun: the engine that evaluated this model has ended, for another one takes it over", flush=True)
     engine.destroy()
     return True
 

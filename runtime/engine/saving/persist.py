@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dsrun import __version__
-from dsrun.as_deepspeed.commands.weights_script import leave_script
+from dsrun.as_deepspeed.weights_script import leave_script
 from dsrun.checkpoint_files.storage.places import Place
 from dsrun.checkpoint_files.storage.registry import absolute
 from dsrun.contract.environment import CHECKPOINT_EVENT, stands_for_deepspeed

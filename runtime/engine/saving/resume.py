@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from dsrun.checkpoint_files.folder.listing import list_tags
 from dsrun.checkpoint_files.storage.places import Place
+from dsrun.checkpoint_files.storage.registry import place_given
 from dsrun.checkpoint_files.storage.tags import latest_tag, tag_to_load
 from dsrun.errors import CheckpointError, InputError
 
@@ -45,6 +48,23 @@ def choose_checkpoint(
             hint="check the folder, pass tag=, or pass missing_ok=True to start from scratch",
         )
     return None if latest is None else tag_to_load(load_dir, latest)
+
+
+def what_lacks(load_dir: str | os.PathLike[str] | None) -> str:
+    """Returns why there is nothing to load, for a script that goes on without: complete tags are named.
+
+    Args:
+        load_dir: checkpoint folder or address, as the script gave it; None where it gave none.
+    """
+    if load_dir is None:
+        return "there is no load_dir, and this job was not started again"
+    folder = place_given(load_dir, who="load_checkpoint: load_dir", to="load from")
+    if isinstance(folder, Path) and not folder.is_dir():
+        return f"there is no folder {load_dir} yet"
+    tags = [tag.name for tag in list_tags(folder)]
+    if not tags:
+        return f"there is no checkpoint in {load_dir} yet"
+    return f"{load_dir} has no file `latest`, and holds {', '.join(tags)} (`tag=` loads one)"
 
 
 def _lies_in(target: Place, folder: Place) -> bool:

@@ -18,7 +18,7 @@ import dsrun
 from dsrun import zero
 from dsrun.contract.environment import AS_DEEPSPEED_ENV, RUN_DIR_ENV
 from dsrun.contract.job_paths import JobPaths
-from dsrun.errors import ConfigError, InputError
+from dsrun.errors import CheckpointError, ConfigError, InputError
 from dsrun.runtime.engine.compose import config_notes
 from support.ranks import run_ranks
 
@@ -140,3 +140,27 @@ def _keep_their_dicts() -> list[str]:
 
 def test_two_ranks_make_an_engine_of_every_recorded_config() -> None:
     assert run_ranks(2, _keep_their_dicts) == [[], []]
+
+
+def test_a_checkpoint_that_is_not_there_yet_is_told_and_nothing_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = dsrun.initialize(model=nn.Linear(3, 3), config=of_one_rank("transformers zero2"))[0]
+    place = tmp_path / "run"
+    assert engine.load_checkpoint(place) == (None, None)
+    place.mkdir()
+    assert engine.load_checkpoint(place) == (None, None)
+    engine.save_checkpoint(place, tag="one", save_latest=False)
+    assert engine.load_checkpoint(place) == (None, None)
+    said = [line for line in capsys.readouterr().out.splitlines() if "load_checkpoint" in line]
+    assert said == [
+        f"dsrun: load_checkpoint: there is no folder {place} yet; nothing was loaded",
+        f"dsrun: load_checkpoint: there is no checkpoint in {place} yet; nothing was loaded",
+        f"dsrun: load_checkpoint: {place} has no file `latest`, and holds one (`tag=` loads one); nothing was loaded",
+    ]
+    assert engine.load_checkpoint(place, tag="one")[0] == str(place / "one")
+    with pytest.raises(CheckpointError, match="no checkpoint here"):
+        engine.load_checkpoint(place, missing_ok=False)
+    monkeypatch.delenv(AS_DEEPSPEED_ENV)
+    with pytest.raises(CheckpointError, match="no checkpoint here"):
+        engine.load_checkpoint(place)

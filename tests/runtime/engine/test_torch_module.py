@@ -15,6 +15,7 @@ from torch import nn
 import dsrun
 from dsrun.contract.environment import AS_DEEPSPEED_ENV
 from dsrun.errors import ModelError
+from dsrun.runtime.engine import generation
 from support.models import TinyGPT
 from support.ranks import run_ranks
 from support.training import batches, config, make_engine, train
@@ -210,7 +211,6 @@ class Talker(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)
 
-    @torch.no_grad()
     def generate(self, x: torch.Tensor, *, tokens: int, synced_gpus: bool | None = None) -> torch.Tensor:
         self.said.append(synced_gpus)
         for _ in range(tokens):
@@ -295,3 +295,126 @@ def test_a_destroyed_engine_refuses_by_name_what_needs_other_ranks(stage: int) -
         assert all(text.startswith(f"{name}: the engine has been destroyed") for name, text in said.items())
         names = {"engine.backward", "engine.step", "engine.save_checkpoint", "engine.load_checkpoint"}
         assert said.keys() == (names | alone if stage == 3 else names)
+
+
+def _destroy_the_old_one(stage: int) -> tuple[bool, str]:
+    os.environ[AS_DEEPSPEED_ENV] = "0.19.8"
+    model = TinyGPT()
+    settings = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": stage}}
+    first: Any = dsrun.initialize(model=model, config=settings)[0]
+    engine = make_engine(config(stage, micro=2), model=model)
+    first.destroy()  # whoever made it; the second engine has ended it already
+    train(engine, range(1), samples=4)
+    has_grad = dsrun.utils.safe_get_full_grad(next(model.parameters())) is not None
+    try:
+        make_engine(config(stage, micro=2), model=model)
+    except ModelError as error:
+        return has_grad, str(error)
+    return has_grad, ""
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_an_engine_that_made_room_may_be_destroyed_and_the_next_one_keeps_the_model(stage: int) -> None:
+    for has_grad, said in run_ranks(2, _destroy_the_old_one, stage):
+        assert has_grad
+        assert "has an engine already" in said
+
+
+class Mute(nn.Module):
+    """A model that generates and knows no word by which ranks stay in step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+    def generate(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x)
+
+
+def _without_room(kind: str) -> Any:
+    generation._PART_FOR_WEIGHTS = 0.0
+    model: Any = Talker() if kind == "talker" else Mute()
+    settings = {"train_micro_batch_size_per_gpu": 1, "optimizer": SGD, "zero_optimization": {"stage": 3}}
+    engine: Any = dsrun.initialize(model=model, config=settings)[0]
+    if kind == "talker":
+        engine.generate(torch.ones(1, 8), tokens=2)
+        return model.said
+    try:
+        engine.generate(torch.ones(1, 8))
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+def test_where_the_whole_weights_do_not_fit_ranks_stay_in_step_or_are_refused() -> None:
+    assert run_ranks(2, _without_room, "talker") == [[True]] * 2
+    for said in run_ranks(2, _without_room, "mute"):
+        assert said.startswith("engine.generate: the whole weights take ")
+        assert "has no `synced_gpus`" in said
+
+
+def _tied(stage: int) -> list[bool]:
+    """A head that reads the embedding's weight outside of its unit, half a unit opened, and forwards with a graph."""
+    engine = make_engine(config(stage, micro=2, gradient_clipping=0.0), model=Tied())
+    tokens = torch.arange(8).view(2, 4)
+    same: list[bool] = []
+    with torch.no_grad():
+        wanted = engine.module(tokens)
+    weights = list(engine.module.parameters())
+    with dsrun.zero.GatheredParameters(weights), torch.no_grad():
+        for _ in range(1 + 2 * engine.global_rank):
+            same.append(torch.equal(engine.module(tokens), wanted))
+    with dsrun.zero.GatheredParameters(weights[:1]), torch.no_grad():  # the units are gathered as always
+        same.append(torch.equal(engine.module(tokens), wanted))
+    with dsrun.zero.GatheredParameters(weights):
+        with torch.no_grad():
+            same.append(torch.equal(engine.module(tokens), wanted))
+        with torch.enable_grad():
+            same.append(torch.equal(engine(tokens).detach(), wanted))
+    loss = engine(tokens).mean()
+    engine.backward(loss)
+    engine.step()
+    return [*same, bool(loss.detach() == wanted.mean())]
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, 8)
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return x @ self.embedding.weight.T
+
+
+def test_weights_that_are_read_outside_of_their_unit_are_read_where_they_were_gathered() -> None:
+    for same in run_ranks(2, _tied, 3):
+        assert all(same)
+
+
+def test_the_optimizer_moves_its_states_out_and_back_as_the_engine_does() -> None:
+    engine = make_engine(config(2, micro=2))
+    train(engine, range(1), samples=2)
+    assert engine.optimizer.offload_states(include=["optim_states", "hp_params"], device="cpu") > 0
+    with pytest.raises(ModelError, match="states are in host memory"):
+        train(engine, range(1, 2), samples=2)
+    engine.optimizer.reload_states()
+    train(engine, range(1, 2), samples=2)
+    assert not hasattr(engine.optimizer, "parameter_offload")
+
+
+def test_hooks_of_stage_3_may_be_taken_off_and_put_on_as_trl_does() -> None:
+    pytest.importorskip("trl", reason="trl is not installed; pip install -e '.[test-clients]'")
+    from trl.models.utils import add_hooks, remove_hooks
+
+    before = train(make_engine(config(3, micro=2)), range(1), samples=2)
+    engine = make_engine(config(3, micro=2))
+    remove_hooks(engine)
+    add_hooks(engine)
+    assert train(engine, range(1), samples=2) == before

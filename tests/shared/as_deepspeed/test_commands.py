@@ -25,9 +25,9 @@ from dsrun.as_deepspeed.commands.exported import exported_files, read_exported
 from dsrun.as_deepspeed.commands.options import parse
 from dsrun.as_deepspeed.commands.runner import prepare, shown
 from dsrun.as_deepspeed.commands.translate import Translation
-from dsrun.as_deepspeed.commands.weights_script import TEXT, leave_script
 from dsrun.as_deepspeed.search_path import BIN, variables
 from dsrun.as_deepspeed.version import STANDARD
+from dsrun.as_deepspeed.weights_script import TEXT, leave_script
 from dsrun.errors import DsrunError, UsageError
 from support.cli import Result, clean_environment, invoke
 

@@ -172,10 +172,12 @@ def test_importing_it_costs_little_more_than_torch_and_starts_nothing() -> None:
         "seconds = time.perf_counter() - started\n"
         "print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, torch.cuda.is_initialized())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=clean_environment(), capture_output=True, text=True, check=True
-    )
-    seconds, kilobytes, has_context = done.stdout.split()
-    assert float(seconds) < 0.3  # 30 ms, with room for a busy machine
-    assert int(kilobytes) < 10 << 10
-    assert has_context == "False"
+    found: list[list[str]] = []
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=clean_environment(), capture_output=True, text=True, check=True
+        )
+        found.append(done.stdout.split())
+    assert min(float(seconds) for seconds, _, _ in found) < 0.03
+    assert min(int(kilobytes) for _, kilobytes, _ in found) < 10 << 10
+    assert {has_context for _, _, has_context in found} == {"False"}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dsrun.deepspeed_missing import missing_module
 from dsrun.launcher.failures.causes.recognise import cause_of, signal_name
 from dsrun.launcher.failures.causes.rules import Cause
 from dsrun.launcher.protocol import OomKill
@@ -159,6 +160,12 @@ def test_what_an_exception_says_itself_counts_before_those_that_led_to_it() -> N
         cause = cause_of(1, first, f"{chain}\n{first}", ())
         assert cause is not None
         assert (cause.words, cause.follows) == ("an import failed", False)
+
+
+def test_a_name_of_deepspeeds_that_is_missing_is_nothing_to_install() -> None:
+    cause = cause_of(1, f"ModuleNotFoundError: {missing_module('deepspeed.pipe')}", "", ())
+    assert cause is not None
+    assert cause.words == "a name of DeepSpeed's is not in dsrun"
 
 
 @pytest.mark.parametrize(
