@@ -41,7 +41,7 @@ def parse_yaml(text: str, source: str) -> Node:
     """
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return _Builder(yaml.parse(text, Loader=loader), source).document()
+        return _document(text, source, loader)
     except yaml.MarkedYAMLError as error:
         mark: Any = error.problem_mark or error.context_mark
         at = Position(source, mark.line + 1, mark.column + 1) if mark else Position(source)
@@ -49,6 +49,17 @@ def parse_yaml(text: str, source: str) -> Node:
     except yaml.YAMLError as error:
         reason = str(getattr(error, "reason", "unreadable character"))
         raise ConfigError(f"{source}: malformed YAML: {reason}") from error
+
+
+def _document(text: str, source: str, loader: Any) -> Node:
+    try:
+        return _Builder(yaml.parse(text, Loader=loader), source).document()
+    except yaml.MarkedYAMLError as error:
+        # Since PyYAML 6.0.4 the parser in C reads ahead to its own limit of 1000 levels before it tells of the first
+        # one. The one in Python has none, so that ours is reached, and told with its place.
+        if loader is yaml.SafeLoader or "nesting depth" not in str(error.problem):
+            raise
+        return _Builder(yaml.parse(text, Loader=yaml.SafeLoader), source).document()
 
 
 class _Builder:
