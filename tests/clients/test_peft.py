@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from support import trl_clients
+from support.clients import EXAMPLES
 from support.trl_clients import NONE, Job, Training
 
 trl_clients.need("peft", "trl", "datasets")
@@ -161,3 +162,14 @@ def test_one_process_without_a_launcher_writes_the_same_adapter_as_two_ranks(alo
     trainings = _all(alone, "one-rank", ["0", "3"])
     assert [training.engine_steps() for training in trainings] == [[(0, 5)], [(3, 5)]]
     _assert_the_same([*_all(ranks, "lora", ["0", "3"]), *trainings])
+
+
+def test_the_example_writes_an_adapter(folder: Path, alone: Job) -> None:
+    texts = [{"text": f"w{number} w{number + 1} w{number + 2}"} for number in range(16)]
+    (folder / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    words = ["--model", "pretrained", "--texts", "texts.jsonl", "--output_dir", "example", "--use_cpu"]
+    words += ["--per_device_train_batch_size", "2", "--num_train_epochs", "1", "--save_strategy", "no"]
+    words += ["--report_to", "none", "--deepspeed", *_on(folder, ["3"])[-1:]]
+    job = trl_clients.run_on_dsrun(folder, [[str(EXAMPLES / "lora_sft.py"), *words]])
+    assert job.steps == [4]
+    assert (folder / "example" / "adapter_model.safetensors").is_file()

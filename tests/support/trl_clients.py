@@ -114,7 +114,7 @@ class Job:
 
 
 def words_of(runs: Sequence[Sequence[str]]) -> list[str]:
-    """The words of `trl_several.py` for these runs, each a script and its own words."""
+    """The words of `several.py` for these runs, each a script and its own words."""
     joined: list[str] = []
     for run in runs:
         joined += [*(["+"] if joined else []), *run]
@@ -133,7 +133,7 @@ def run_alone(folder: Path, runs: Sequence[Sequence[str]], *, as_deepspeed: bool
     return _finish(
         folder,
         subprocess.Popen(
-            [sys.executable, *face, str(SCRIPTS / "trl_several.py"), *words_of(runs)],
+            [sys.executable, *face, str(SCRIPTS / "several.py"), *words_of(runs)],
             cwd=folder,
             env=_environment(folder),
             stdin=subprocess.DEVNULL,
@@ -152,7 +152,7 @@ def run_on_dsrun(folder: Path, runs: Sequence[Sequence[str]], *, ranks: int = 2)
         runs: runs, each a script and its own words.
         ranks: number of ranks.
     """
-    words = ["--as-deepspeed", "-n", str(ranks), "--no-gpu", str(SCRIPTS / "trl_several.py"), *words_of(runs)]
+    words = ["--as-deepspeed", "-n", str(ranks), "--no-gpu", str(SCRIPTS / "several.py"), *words_of(runs)]
     before = set(_records(folder))
     job = _finish(folder, start_dsrun(*words, cwd=folder, env=_environment(folder)))
     (records,) = set(_records(folder)) - before
