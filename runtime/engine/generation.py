@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from dsrun.errors import ModelError
-from dsrun.host.memory import read_host_memory
 from dsrun.units import format_bytes
 
+from ..memory.host_pool import available_bytes
 from ..memory.room import free_bytes
 from ..mesh.join.groups import ProcessGroupMesh
 from ..zero.access.gathered import GatheredParameters
@@ -29,8 +29,6 @@ from .model.sharded import ShardedModel
 
 #: Part of the free memory that the weights may take: the rest is for what generation keeps of each token.
 _PART_FOR_WEIGHTS = 0.5
-#: Room where the kernel does not tell: nothing speaks against it.
-_UNKNOWN = 1 << 62
 #: Argument by which transformers has ranks that are done go on with those that are not.
 _IN_STEP = "synced_gpus"
 
@@ -77,9 +75,8 @@ class Generation:
         """Returns whether the whole weights fit into half of what is free, on every rank; refused if they must."""
         units = (*self._sharded.units, *self._sharded.frozen)
         wanted = sum(unit.layout.padded_numel * unit.dtype.itemsize for unit in units)
-        room = self._room()
         # The least of all ranks, as the largest of the negated.
-        least = torch.tensor([-_UNKNOWN if room is None else -room], dtype=torch.int64, device=self._mesh.device)
+        least = torch.tensor([-self._room()], dtype=torch.int64, device=self._mesh.device)
         self._mesh.world.all_reduce(least, op="max", label="room for weights").wait()
         with self._mesh.world.reading("room for weights"):
             free = -int(least.item())
@@ -93,10 +90,9 @@ class Generation:
             )
         return fits
 
-    def _room(self) -> int | None:
-        """Bytes that this rank may take; None where the kernel does not tell."""
+    def _room(self) -> int:
+        """Bytes that this rank may take."""
         device = self._mesh.device
         if device.type != "cpu":
             return free_bytes(device)
-        available = read_host_memory().available_bytes
-        return None if available is None else available // self._mesh.info.local_world_size
+        return available_bytes() // self._mesh.info.local_world_size

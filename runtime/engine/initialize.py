@@ -110,7 +110,7 @@ def initialize(
     )
     job = join(request)
     settings = load(request.source, world_size=job.info.world_size, as_deepspeed=stands_for_deepspeed())
-    tell_program_config(request.source, settings, job.info)
+    tell_program_config(settings, job.info)
     mesh = mesh_of(request, settings, job)  # from here on every rank has the same model and config
     precision = apply_precision(request.model, settings, mesh.device, job.say)
     cuts: Cuts = dict(chain.from_iterable(cut(request.model, settings, mesh).items() for cut in CUT_BY_AXES))

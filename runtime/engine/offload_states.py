@@ -91,8 +91,14 @@ class OffloadedStates:
         """Bytes of host memory that are kept for the next call."""
         return 0 if self._copies is None else self._copies.spare_bytes
 
-    def move_out(self, include: Collection[Any] | None, device: Any, *, pin_memory: bool, non_blocking: bool) -> int:
-        """Moves states to host memory, see `Engine.offload_states`."""
+    def move_out(
+        self,
+        include: Collection[Any] | None = None,
+        device: Any = "cpu",
+        pin_memory: bool = True,
+        non_blocking: bool = False,
+    ) -> int:
+        """Moves states to host memory, see `Engine.offload_states`; scripts call it by the optimizer too."""
         wanted = _names_of(include)
         if _text(device) != "cpu":
             raise InputError(
@@ -126,8 +132,8 @@ class OffloadedStates:
         update.shards.put_away = True
         return away.nbytes
 
-    def move_back(self, *, non_blocking: bool) -> None:
-        """Brings states back, see `Engine.reload_states`."""
+    def move_back(self, non_blocking: bool = False) -> None:
+        """Brings states back, see `Engine.reload_states`; scripts call it by the optimizer too."""
         away, self._away = self._away, None
         if away is not None:
             away.bring_back(waits=not non_blocking)

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from support import trl_clients
+from support import clients, trl_clients
 from support.clients import EXAMPLES
 from support.trl_clients import NONE, Job, Training
 
-trl_clients.need("peft", "trl", "datasets")
+clients.need("peft", "trl", "datasets")
 
-pytestmark = pytest.mark.timeout(trl_clients.DEADLINE_S * 2)
+pytestmark = pytest.mark.timeout(clients.DEADLINE_S * 2)
 
 LORA = ["0", "1", "2", "2-cpu", "3", "3-cpu"]
 SFT = ["0", "3", "3-cpu"]

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from support import trl_clients
+from support import clients, trl_clients
 from support.trl_clients import NONE, Job, Training
 
-trl_clients.need("trl", "datasets")
+clients.need("trl", "datasets")
 
-pytestmark = pytest.mark.timeout(trl_clients.DEADLINE_S * 2)
+pytestmark = pytest.mark.timeout(clients.DEADLINE_S * 2)
 
 SFT = ["0", "1", "1-cpu", "2", "2-cpu", "3", "3-cpu"]
 DPO = ["2", "3", "3-cpu"]

@@ -125,15 +125,17 @@ def run_alone(folder: Path, *runs: Sequence[str | Path]) -> Job:
     return _finish(folder, [*several(*runs)], environment(folder), check=True)
 
 
-def run_on_dsrun(folder: Path, *runs: Sequence[str | Path], ranks: int = 2) -> Job:
+def run_on_dsrun(folder: Path, *runs: Sequence[str | Path], ranks: int = 2, **more: str) -> Job:
     """Runs scripts in ranks of `dsrun --as-deepspeed`.
 
     Args:
         folder: folder of the ranks.
         *runs: runs, each a script and its own words.
         ranks: number of ranks.
+        **more: further variables.
     """
-    return run_words(folder, ["-m", "dsrun", "--as-deepspeed", "-n", str(ranks), "--no-gpu", *several(*runs)])
+    words = ["-m", "dsrun", "--as-deepspeed", "-n", str(ranks), "--no-gpu", *several(*runs)]
+    return run_words(folder, words, **more)
 
 
 def run_words(folder: Path, words: Sequence[str], *, check: bool = True, **more: str) -> Job:

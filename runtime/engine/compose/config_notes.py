@@ -6,10 +6,9 @@ Reads and changes no config.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from dsrun.config.config import Config
-from dsrun.config.text.source import ConfigSource
 from dsrun.contract.environment import RankInfo, stands_for_deepspeed
 
 from ...observe.records import RecordWriter
@@ -18,17 +17,16 @@ from ...observe.records import RecordWriter
 CONFIG_NOTES_EVENT = "config_notes"
 
 
-def tell_program_config(source: ConfigSource, settings: Config, info: RankInfo) -> None:
+def tell_program_config(settings: Config, info: RankInfo) -> None:
     """Says each finding about a dict that a program made for DeepSpeed, a line each; a file was checked at the launch.
 
     A job of several engines mostly gives all of them the same config: each line is said once in a process.
 
     Args:
-        source: the config as it was given.
-        settings: the checked config that was made of it.
+        settings: the checked config.
         info: this process's place in the job; the first rank speaks.
     """
-    if info.rank == 0 and isinstance(source, Mapping):
+    if info.rank == 0:
         for line in program_notes(settings):
             _print_once(f"dsrun: config: {line}")
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import nn, optim
@@ -52,28 +51,7 @@ def give_calls(optimizer: optim.Optimizer, states: OffloadedStates, *, shards_pa
         shards_parameters: whether the stage is 3, which scripts know by `parameter_offload`.
     """
     told: Any = optimizer
-    told.offload_states = _move_out(states)
-    told.reload_states = _move_back(states)
+    told.offload_states = states.move_out
+    told.reload_states = states.move_back
     if shards_parameters:
         told.parameter_offload = ParameterOffload()
-
-
-def _move_out(states: OffloadedStates) -> Callable[..., int]:
-    def offload_states(
-        include: Collection[Any] | None = None,
-        device: Any = "cpu",
-        pin_memory: bool = True,
-        non_blocking: bool = False,
-    ) -> int:
-        """Moves states to host memory, see `Engine.offload_states`."""
-        return states.move_out(include, device, pin_memory=pin_memory, non_blocking=non_blocking)
-
-    return offload_states
-
-
-def _move_back(states: OffloadedStates) -> Callable[..., None]:
-    def reload_states(non_blocking: bool = False) -> None:
-        """Brings states back, see `Engine.reload_states`."""
-        states.move_back(non_blocking=non_blocking)
-
-    return reload_states
