@@ -3,8 +3,5 @@
 from dsrun.as_deepspeed.face import face
 
 __all__, __getattr__, __dir__ = face(
-    __name__,
-    {
-        "dsrun.as_deepspeed.version_names": ["git_branch", "git_hash", "installed_ops", "version"],
-    },
+    __name__, {"dsrun.as_deepspeed.version_names": ["git_branch", "git_hash", "installed_ops", "version"]}
 )

@@ -9,6 +9,6 @@ __all__, __getattr__, __dir__ = face(
             "get_accelerator",
             "Accelerator as DeepSpeedAccelerator",
             "is_current_accelerator_supported",
-        ],
+        ]
     },
 )

@@ -3,8 +3,5 @@
 from dsrun.as_deepspeed.face import face
 
 __all__, __getattr__, __dir__ = face(
-    __name__,
-    {
-        "dsrun.runtime.accelerator": ["get_accelerator", "is_current_accelerator_supported"],
-    },
+    __name__, {"dsrun.runtime.accelerator": ["get_accelerator", "is_current_accelerator_supported"]}
 )

@@ -2,10 +2,4 @@
 
 from dsrun.as_deepspeed.face import face
 
-__all__, __getattr__, __dir__ = face(
-    __name__,
-    {
-        "dsrun.comm": ["*"],
-    },
-    beyond="dsrun.comm",
-)
+__all__, __getattr__, __dir__ = face(__name__, {"dsrun.comm": ["*"]}, beyond="dsrun.comm")

@@ -4,10 +4,7 @@ from dsrun.as_deepspeed.face import face
 
 __all__, __getattr__, __dir__ = face(
     __name__,
-    {
-        "dsrun.as_deepspeed.commands.runner": ["main"],
-        "dsrun.launcher.plan.env_file": ["DEEPSPEED_ENVIRONMENT_NAME"],
-    },
+    {"dsrun.as_deepspeed.commands.runner": ["main"], "dsrun.launcher.plan.env_file": ["DEEPSPEED_ENVIRONMENT_NAME"]},
 )
 
 if __name__ == "__main__":

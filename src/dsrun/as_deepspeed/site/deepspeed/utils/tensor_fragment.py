@@ -19,6 +19,6 @@ __all__, __getattr__, __dir__ = face(
             "safe_set_local_grad",
             "safe_set_local_optimizer_state",
             "safe_update_full_grad_vectorized",
-        ],
+        ]
     },
 )

@@ -15,6 +15,6 @@ __all__, __getattr__, __dir__ = face(
             "unset_z3_leaf_modules_by_name",
             "unset_z3_leaf_modules_by_suffix",
             "z3_leaf_module",
-        ],
+        ]
     },
 )

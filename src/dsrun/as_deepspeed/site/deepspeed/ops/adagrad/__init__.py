@@ -2,9 +2,4 @@
 
 from dsrun.as_deepspeed.face import face
 
-__all__, __getattr__, __dir__ = face(
-    __name__,
-    {
-        "dsrun.ops.adagrad": ["*"],
-    },
-)
+__all__, __getattr__, __dir__ = face(__name__, {"dsrun.ops.adagrad": ["*"]})
