@@ -49,7 +49,7 @@ _DTYPES = {
 _SECTIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-class MismatchError(ModelError, RuntimeError, ValueError):
+class MismatchError(ModelError):
     """An input that the model cannot take; scripts that catch what torch raises of it catch this as well."""
 
 

@@ -13,6 +13,11 @@
     `-- OffloadError           exit 1   what was put away off the device cannot be, or is not there any more
 
 One error may carry several problems, so that a user sees all of them at once.
+
+[Note: what scripts catch] Scripts that were written for DeepSpeed guard calls with `except ValueError`, AssertionError
+or RuntimeError, which are what its mistakes raise. So an error is also of those of python's classes by which such a
+script, or one for torch alone, expects it; docs/decisions/0066 has the list. Code of dsrun that catches one of python's
+classes around calls of its own lets a DsrunError pass first.
 """
 
 from __future__ import annotations
@@ -72,7 +77,7 @@ class DsrunError(Exception):
         return "\n".join(problem.render() for problem in self.problems)
 
 
-class InputError(DsrunError):
+class InputError(DsrunError, ValueError):
     """What the user gave is wrong; nothing was started or changed."""
 
     exit_code = 2
@@ -82,16 +87,16 @@ class UsageError(InputError):
     """The command line is wrong."""
 
 
-class ConfigError(InputError):
-    """The training config is wrong."""
+class ConfigError(InputError, AssertionError):
+    """The training config is wrong; see [Note: what scripts catch]."""
 
 
 class HostfileError(InputError):
     """A hostfile, host or selection is wrong."""
 
 
-class ModelError(InputError):
-    """The model, or the way the script uses the engine, cannot be trained as asked."""
+class ModelError(InputError, AssertionError, RuntimeError):
+    """The model, or the way the script uses the engine, cannot be trained as asked; see [Note: what scripts catch]."""
 
 
 class LaunchError(DsrunError):
@@ -108,9 +113,9 @@ class LayoutError(DsrunError):
     """Sizes do not divide or boxes do not fit."""
 
 
-class CheckpointError(DsrunError):
-    """A checkpoint cannot be written or read."""
+class CheckpointError(DsrunError, AssertionError, RuntimeError):
+    """A checkpoint cannot be written or read; see [Note: what scripts catch]."""
 
 
-class OffloadError(DsrunError):
+class OffloadError(DsrunError, RuntimeError):
     """What was put away in host memory or on a disk cannot be put there, or does not come back as it was."""
