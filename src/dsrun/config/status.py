@@ -44,13 +44,21 @@ def judge(
             else:
                 judge(value, child, full, zero_stage=zero_stage, report=report, by_program=by_program)
             continue
-        said = _judge_value(model, name, value, full, at, zero_stage=zero_stage, report=report)
+        said = _judge_value(model, name, value, full, at, zero_stage=zero_stage, report=report, by_program=by_program)
         if said and model.switch and name == model.switch[0]:
             return  # the whole section is refused by its switch; its other keys add nothing
 
 
 def _judge_value(
-    model: type[Section], name: str, value: Any, full: str, at: Position, *, zero_stage: int | None, report: Report
+    model: type[Section],
+    name: str,
+    value: Any,
+    full: str,
+    at: Position,
+    *,
+    zero_stage: int | None,
+    report: Report,
+    by_program: bool,
 ) -> bool:
     """Judges one value; returns whether it was refused."""
     meaning, status = model.knob_of(name), model.status_of(name)
@@ -60,10 +68,13 @@ def _judge_value(
     asks = not idle or (meaning.harmless and value not in meaning.idle and not isinstance(value, (bool, tuple)))
     if not asks:
         return False
-    if (status is Status.PLANNED and not meaning.harmless) or value in meaning.planned:
+    is_idle_here = bool(meaning.stages) and zero_stage is not None and zero_stage not in meaning.stages
+    # A trainer writes one dict for all stages: what nothing reads at this one asks for nothing.
+    is_planned = (status is Status.PLANNED and not meaning.harmless) or value in meaning.planned
+    if is_planned and not (by_program and is_idle_here):
         report.error(Code.PLANNED, full, f"`{full}` is {_shown(value)}; {_not_yet(model, name)}", at)
         return True
-    if meaning.stages and zero_stage is not None and zero_stage not in meaning.stages:
+    if is_idle_here:
         stages = " and ".join(str(stage) for stage in meaning.stages)
         report.warning(
             Code.NO_EFFECT,

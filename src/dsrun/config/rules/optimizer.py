@@ -42,6 +42,10 @@ def check_optimizer(optimizer: OptimizerSection, report: Report, place_of: Place
         key = "optimizer.params.bias_correction"
         message = f"`{key}` is false and `amsgrad` is true, which no implementation has together"
         report.error(Code.COMBINATION, key, message, place_of(key), "leave one of them out")
+    key = "optimizer.params.weight_decay"
+    if params.torch_adam and not is_given(key) and (optimizer.type == "AdamW" or params.adam_w_mode):
+        message = f"`{key}` is not set; it is 0, where DeepSpeed with `torch_adam` takes torch's 0.01"
+        report.note(Code.DIFFERENT_DEFAULT, key, message, place_of("optimizer.params.torch_adam"), f"set `{key}`")
     key = "optimizer.params.adam_w_mode"
     if optimizer.type == "AdamW" and not params.adam_w_mode:
         message = f"`{key}` is false, which type `AdamW` ignores"

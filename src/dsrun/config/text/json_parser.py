@@ -1,8 +1,10 @@
 """JSON text to a tree with places, in one pass, with bounded depth and size.
 
-Accepts what people have in their files: `//`, `#` and `/* */` comments, trailing commas, keys without quotes, single
-quotes. Refuses what hjson would quietly turn into something else: values without quotes, Python's `True`, and keys
-that are there twice.
+Accepts what people have in their files, with hjson's meaning: `//`, `#` and `/* */` comments, trailing commas, none at
+the end of a line, keys without quotes, single quotes, no braces around the whole, and text without quotes that has its
+line to itself. Refuses what hjson would quietly turn into something else: text without quotes beside a comma, a comment
+or a bracket, which it takes for part of the text; Python's `True`, which becomes a text there; keys that are there
+twice. Numbers are JSON's or Python's: hjson makes texts of `NaN`, `Infinity` and `.5`, which programs write.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ _STRING = re.compile(r'"(?:[^"\\\n]|\\[^\n])*"')
 _SINGLE_QUOTED = re.compile(r"'(?:[^'\\\n]|\\[^\n])*'")
 _NUMBER = re.compile(r"-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
 _WORD = re.compile(r"-?[A-Za-z_$][\w$.-]*")
+#: A value without quotes that nothing else can be meant by: words, paths, versions; the rest of its line is blank.
+_QUOTELESS = re.compile(r"(?![^\n]*//)[A-Za-z_./~$][\w./~$@+=-]*(?:[ \t]+[\w./~$@+=-]+)*(?=[ \t\r]*(?:\n|\Z))")
+_KEY_AND_COLON = re.compile(r"(?:\"(?:[^\"\\\n]|\\[^\n])*\"|'(?:[^'\\\n]|\\[^\n])*'|[A-Za-z_$][\w$.-]*)[ \t]*:")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _WORDS = {
     "true": True,
@@ -60,7 +65,7 @@ class _Parser:
         self._skip_blank()
         if self._offset == len(self._text):
             raise ConfigError(f"{self._source}: the file is empty; expected a JSON object", hint=_SMALLEST)
-        node = self._value(0)
+        node = self._without_braces() if _KEY_AND_COLON.match(self._text, self._offset) else self._value(0)
         self._skip_blank()
         if self._offset < len(self._text):
             self._fail(f"expected the end of the file, found {self._found()}")
@@ -74,24 +79,40 @@ class _Parser:
             return self._object(depth, at)
         if char == "[":
             return self._array(depth, at)
+        if self._text.startswith("'''", self._offset):
+            self._fail("texts of several lines in ''' are not read here", hint="write the text in quotes, on one line")
         if char in ("'", '"'):
             return Node(self._string(), at)
         if number := _NUMBER.match(self._text, self._offset):
             self._offset = number.end()
             return Node(self._number(number[0], number.start()), at)
-        if word := _WORD.match(self._text, self._offset):
+        word = _WORD.match(self._text, self._offset)
+        is_known = word is not None and (word[0] in _WORDS or word[0] in _FOREIGN)
+        if not is_known and (text := _QUOTELESS.match(self._text, self._offset)):
+            self._offset = text.end()
+            return Node(text[0], at)
+        if word is not None:
             return Node(self._word(word[0], word.end()), at)
         self._fail(f"expected a value, found {self._found()}")
+
+    def _without_braces(self) -> Node:
+        """Takes the members of an object up to the end of the text."""
+        at = self._at(self._offset)
+        self._budget.spend(0, at)
+        return self._members(0, at, self._offset, closing="")
 
     def _object(self, depth: int, at: Position) -> Node:
         opened = self._offset
         self._offset += 1
+        return self._members(depth, at, opened, closing="}")
+
+    def _members(self, depth: int, at: Position, opened: int, *, closing: str) -> Node:
         members: dict[str, Node] = {}
         keys_at: dict[str, Position] = {}
         while True:
             self._skip_blank()
-            if self._peek() == "}":
-                self._offset += 1
+            if self._peek() == closing:
+                self._offset += len(closing)
                 return Node(members, at, keys_at)
             key_offset = self._offset
             key = self._key(opened)
@@ -107,7 +128,7 @@ class _Parser:
             self._skip_blank()
             members[key] = self._value(depth + 1)
             keys_at[key] = key_at
-            self._separator("}", opened)
+            self._separator(closing, opened)
 
     def _array(self, depth: int, at: Position) -> Node:
         opened = self._offset
@@ -130,17 +151,15 @@ class _Parser:
         if self._peek() == ",":
             self._offset += 1
         elif self._peek() != closing:
-            kind = "object" if closing == "}" else "list"
             if self._peek() == "":
+                kind = "object" if closing == "}" else "list"
                 self._fail(
                     f"expected `,` or `{closing}`, found {self._found()}; the {kind} opened {self._opened(opened)}"
                 )
-            found = self._found()
-            # A forgotten comma belongs to the end of the line before, not to the key that follows.
-            on_new_line = "\n" in self._text[end_of_value : self._offset]
-            self._fail(
-                f"expected `,` or `{closing}` after this value, found {found}", end_of_value if on_new_line else None
-            )
+            # The end of a line separates as well as a comma; what follows has to be a key or a value, which is next.
+            if "\n" not in self._text[end_of_value : self._offset]:
+                expected = f"`,` or `{closing}`" if closing else "`,` or a new line"
+                self._fail(f"expected {expected} after this value, found {self._found()}")
 
     def _key(self, opened: int) -> str:
         char = self._peek()

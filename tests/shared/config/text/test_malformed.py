@@ -28,10 +28,10 @@ CASES: list[tuple[str, bytes, str]] = [
     ("text.json", b'"x"', 'error: text.json:1:1: the config is "x"; expected an object, `{ ... }`'),
     (
         "comma_forgotten.json",
-        b'{\n  "steps_per_print": 1\n  "bf16": {}\n}',
-        'error: comma_forgotten.json:2:23: expected `,` or `}` after this value, found `"`\n'
-        '  2 |   "steps_per_print": 1\n'
-        "    |                       ^",
+        b'{\n  "steps_per_print": 1 "bf16": {}\n}',
+        'error: comma_forgotten.json:2:24: expected `,` or `}` after this value, found `"`\n'
+        '  2 |   "steps_per_print": 1 "bf16": {}\n'
+        "    |                        ^",
     ),
     (
         "colon_forgotten.json",
