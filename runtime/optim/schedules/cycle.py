@@ -43,13 +43,14 @@ class OneCycle(_Cycle):
         decay_lr_rate: decay of the rate after the cycle: the rate is the least one / (1 + this * intervals since the
             cycle).
         cycle_first_step_size: updates of the rise.
-        cycle_second_step_size: updates of the fall; None: as many.
-        cycle_first_stair_count: number of stairs of the rise; accepted and not used, as in DeepSpeed.
-        cycle_second_stair_count: number of stairs of the fall; accepted and not used, as in DeepSpeed.
+        cycle_second_step_size: updates of the fall; None: as many; 0: the rate falls at once.
+        cycle_first_stair_count: number of stairs of the rise, on which rate and momentum stay; 0 or -1: they move with
+            every update.
+        cycle_second_stair_count: number of stairs of the fall; None: as many as of the rise.
         decay_step_size: updates of an interval; 0: nothing decays.
         cycle_momentum: move momentum too.
-        cycle_min_mom: momentum at the peak.
-        cycle_max_mom: momentum at both ends.
+        cycle_min_mom: momentum at the peak, of all groups or of each.
+        cycle_max_mom: momentum at both ends, of all groups or of each.
         decay_mom_rate: growth of momentum after the cycle: momentum is the largest one * (1 + this * intervals since
             the cycle).
         last_batch_iteration: count of applied updates to begin with, -1 before the first; see `CountedSchedule`.
@@ -70,8 +71,8 @@ class OneCycle(_Cycle):
         cycle_second_stair_count: int | None = None,
         decay_step_size: int = 0,
         cycle_momentum: bool = True,
-        cycle_min_mom: float = 0.8,
-        cycle_max_mom: float = 0.9,
+        cycle_min_mom: PerGroup = 0.8,
+        cycle_max_mom: PerGroup = 0.9,
         decay_mom_rate: float = 0.0,
         last_batch_iteration: int = -1,
     ) -> None:
@@ -86,18 +87,27 @@ class OneCycle(_Cycle):
         numbers.real("decay_lr_rate", decay_lr_rate)
         numbers.count("cycle_first_step_size", cycle_first_step_size, least=1)
         if cycle_second_step_size is not None:
-            numbers.count("cycle_second_step_size", second, least=1)
+            numbers.count("cycle_second_step_size", second, least=0)
+        numbers.count("cycle_first_stair_count", cycle_first_stair_count, least=-1)
+        if cycle_second_stair_count is not None:
+            numbers.count("cycle_second_stair_count", cycle_second_stair_count, least=-1)
         numbers.count("decay_step_size", decay_step_size, least=0)
-        has_moms = numbers.real("cycle_min_mom", cycle_min_mom, most=1.0)
-        if numbers.real("cycle_max_mom", cycle_max_mom, most=1.0) and has_moms and cycle_momentum:
-            numbers.ordered("cycle_min_mom", [cycle_min_mom], "cycle_max_mom", [cycle_max_mom])
+        has_moms = numbers.per_group("cycle_min_mom", cycle_min_mom, most=1.0)
+        if numbers.per_group("cycle_max_mom", cycle_max_mom, most=1.0) and has_moms:
+            self.min_moms = for_each_group(cycle_min_mom, optimizer)
+            self.max_moms = for_each_group(cycle_max_mom, optimizer)
+            if cycle_momentum:
+                numbers.ordered("cycle_min_mom", self.min_moms, "cycle_max_mom", self.max_moms)
         numbers.real("decay_mom_rate", decay_mom_rate)
         numbers.count("last_batch_iteration", last_batch_iteration, least=-1)
         numbers.refuse()
         self.total_size = cycle_first_step_size + second
         self.step_ratio = cycle_first_step_size / self.total_size
-        self.stair_counts = (cycle_first_stair_count, cycle_second_stair_count)
-        self.moms = (cycle_min_mom, cycle_max_mom)
+        self.first_step_size, self.second_step_size = cycle_first_step_size, second
+        self.first_stair_count = cycle_first_stair_count
+        self.second_stair_count = (
+            cycle_first_stair_count if cycle_second_stair_count is None else cycle_second_stair_count
+        )
         self.decay_step_size = decay_step_size
         self.decay_lr_rate, self.decay_mom_rate = decay_lr_rate, decay_mom_rate
         self.cycle_momentum = cycle_momentum and all("betas" in group for group in optimizer.param_groups)
@@ -110,8 +120,8 @@ class OneCycle(_Cycle):
         """See `CountedSchedule`."""
         super().write()
         if self.cycle_momentum:
-            momentum = self.moms[0] if self.last_batch_iteration < 0 else self._momentum()
-            for group in self.optimizer.param_groups:
+            momentums = self.min_moms if self.last_batch_iteration < 0 else self._momentums()
+            for group, momentum in zip(self.optimizer.param_groups, momentums, strict=True):
                 set_option(group, "betas", (momentum, _SECOND_BETA))
 
     def rates(self) -> list[float]:
@@ -125,14 +135,14 @@ class OneCycle(_Cycle):
         """Returns the betas of each group that belong to the present count; None where momentum is not cycled."""
         if not self.cycle_momentum:
             return None
-        return [(self._momentum(), _SECOND_BETA)] * len(self.optimizer.param_groups)
+        return [(momentum, _SECOND_BETA) for momentum in self._momentums()]
 
-    def _momentum(self) -> float:
-        """Returns the momentum that the cycle has at the present count."""
-        (least, most), height = self.moms, self._height()
+    def _momentums(self) -> list[float]:
+        """Returns the momentum of each group that the cycle has at the present count."""
+        height = self._height()
         if height is not None:
-            return most - (most - least) * height
-        return most * (1 + self.decay_mom_rate * self._intervals())
+            return [most - (most - least) * height for least, most in zip(self.min_moms, self.max_moms, strict=True)]
+        return [most * (1 + self.decay_mom_rate * self._intervals()) for most in self.max_moms]
 
     def _intervals(self) -> float:
         """Returns the intervals since the end of the cycle; 0 where nothing decays."""
@@ -144,8 +154,18 @@ class OneCycle(_Cycle):
         """Returns how high in the cycle the present update is, from 0 to 1; None after it."""
         if self.last_batch_iteration >= self.total_size:
             return None
-        x = math.fmod((self.last_batch_iteration + 1) / self.total_size, 1.0)
-        return x / self.step_ratio if x <= self.step_ratio else (x - 1) / (self.step_ratio - 1)
+        done = (self.last_batch_iteration + 1) % self.total_size
+        rises = done <= self.first_step_size
+        stairs = self.first_stair_count if rises else self.second_stair_count
+        if stairs > 0:
+            # Of whole numbers: a quotient may lie just below a stair.
+            return ((done * stairs // self.first_step_size) if rises else self._left(done, stairs)) / stairs
+        x = done / self.total_size
+        return x / self.step_ratio if rises else (x - 1) / (self.step_ratio - 1)
+
+    def _left(self, done: int, stairs: int) -> int:
+        """Returns the stairs that are left of the fall."""
+        return (self.total_size - done) * stairs // self.second_step_size
 
 
 class LRRangeTest(_Cycle):

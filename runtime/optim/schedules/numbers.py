@@ -14,6 +14,10 @@ from torch import optim
 from dsrun.errors import ModelError, Problem
 
 
+class NoOptimizerError(ModelError, TypeError):
+    """What a schedule is given is no optimizer; a TypeError as well, as scripts expect."""
+
+
 class ScheduleNumbers:
     """Collects what is wrong with the arguments of one schedule.
 
@@ -33,14 +37,14 @@ class ScheduleNumbers:
         limit = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
         return is_right or self.note(name, value, f"a number {limit}")
 
-    def per_group(self, name: str, value: Any, *, least: float = 0.0) -> bool:
+    def per_group(self, name: str, value: Any, *, least: float = 0.0, most: float = math.inf) -> bool:
         """Whether `value` is such a number, or a list of one for each group; notes it where it is not."""
         if not isinstance(value, list | tuple):
-            return self.real(name, value, least=least)
+            return self.real(name, value, least=least, most=most)
         numbers = cast("Sequence[Any]", value)
         if len(numbers) != self._group_count:
             return self.note(name, value, f"one number, or {self._group_count}: one for each group of the optimizer")
-        are_right = [self.real(f"{name}[{at}]", number, least=least) for at, number in enumerate(numbers)]
+        are_right = [self.real(f"{name}[{at}]", number, least=least, most=most) for at, number in enumerate(numbers)]
         return all(are_right)
 
     def count(self, name: str, value: Any, *, least: int) -> bool:

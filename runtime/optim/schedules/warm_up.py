@@ -19,10 +19,8 @@ from typing import Any, Literal
 
 from torch import optim
 
-from dsrun.errors import ModelError
-
 from ..states.option_values import plain_option, set_option
-from .numbers import ScheduleNumbers
+from .numbers import NoOptimizerError, ScheduleNumbers
 
 WarmupType = Literal["log", "linear"]
 #: One number, or one for each group of the optimizer.
@@ -38,7 +36,7 @@ class CountedSchedule(ABC):
         last_batch_iteration: count to begin with; from 0 on, the groups keep their rates until the next step.
 
     Raises:
-        ModelError: what is given is no torch optimizer.
+        NoOptimizerError: what is given is no torch optimizer.
     """
 
     def __init__(self, optimizer: optim.Optimizer, last_batch_iteration: int = -1) -> None:
@@ -92,12 +90,12 @@ def torch_optimizer(optimizer: Any, schedule: str) -> optim.Optimizer:
         schedule: its name.
 
     Raises:
-        ModelError: there is none.
+        NoOptimizerError: there is none.
     """
     for found in (optimizer, getattr(optimizer, "optimizer", None)):
         if isinstance(found, optim.Optimizer):
             return found
-    raise ModelError(
+    raise NoOptimizerError(
         f"{schedule}: the optimizer is a {type(optimizer).__name__}; expected a torch.optim.Optimizer",
         hint="pass the optimizer itself, or to dsrun.initialize a function that makes the schedule of one",
     )
@@ -225,7 +223,8 @@ class WarmupDecayLR(WarmupLR):
         optimizer: optimizer that gets the rates.
         total_num_steps: optimizer updates of the whole run (not micro steps).
         warmup_min_lr: rate of the first two updates and of the end, of all groups or of each; see `WarmupLR`.
-        warmup_max_lr: rate after the warm-up, of all groups or of each; None for each group's own rate; see `WarmupLR`.
+        warmup_max_lr: rate after the warm-up, of all groups or of each; None for each group's own rate, which is the
+            config's default; see `WarmupLR`.
         warmup_num_steps: number of updates of the warm-up; see `WarmupLR`.
         warmup_type: shape of the warm-up, `log` or `linear`; see `WarmupLR`.
         last_batch_iteration: count of applied updates to begin with, -1 before the first; see `CountedSchedule`.
@@ -239,7 +238,7 @@ class WarmupDecayLR(WarmupLR):
         optimizer: optim.Optimizer,
         total_num_steps: int,
         warmup_min_lr: PerGroup = 0.0,
-        warmup_max_lr: PerGroup | None = None,
+        warmup_max_lr: PerGroup | None = 0.001,
         warmup_num_steps: int = 1000,
         warmup_type: WarmupType = "log",
         last_batch_iteration: int = -1,

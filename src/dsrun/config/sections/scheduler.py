@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from dsrun.config.knob import Auto, Choices, Section, Status, knob
+from dsrun.config.knob import Auto, Choices, Section, knob
 from dsrun.config.sections.scheduler_torch import (
     ConstantParams,
     CosineParams,
@@ -20,7 +20,6 @@ from dsrun.config.values import Count, Flag, Fraction, NonNegative, Positive
 _STEPS = "Updates over which the rate rises; 0 or 1 count as 2, as DeepSpeed counts."
 _TYPE = "Shape of the rise: `linear`, or `log` which rises fast at first."
 _TOTAL = "Updates of the whole run: not micro steps, and not per GPU."
-_STAIRS = "DeepSpeed keeps the count, and rises and falls in a line all the same"
 _MIN = "Rate at the start of warm-up."
 _MAX = "Rate at the end of warm-up; none takes the optimizer's `lr`."
 
@@ -70,10 +69,10 @@ class OneCycleParams(Section):
         Positive | None, knob("Updates of the fall; none takes those of the rise.", unit="updates")
     ] = None
     cycle_first_stair_count: Annotated[
-        Count, knob("Stairs of the rise.", unit="stairs", status=Status.NO_MEANING, reason=_STAIRS)
+        Count, knob("Stairs of the rise, on which the rate stays; 0: it moves with every update.", unit="stairs")
     ] = 0
     cycle_second_stair_count: Annotated[
-        Count | None, knob("Stairs of the fall.", unit="stairs", status=Status.NO_MEANING, reason=_STAIRS, idle=(0,))
+        Count | None, knob("Stairs of the fall; none takes those of the rise.", unit="stairs")
     ] = None
     decay_step_size: Annotated[Count, knob("Updates between two decays; 0 for none.", unit="updates")] = 0
     cycle_momentum: Annotated[Flag, knob("Move momentum against the rate.")] = True

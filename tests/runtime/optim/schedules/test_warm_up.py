@@ -176,4 +176,5 @@ def test_all_numbers_that_are_wrong_are_told_at_once_and_nothing_is_written(
     with pytest.raises(ModelError) as raised:
         make(optimizer)
     assert [problem.message for problem in raised.value.problems] == messages
+    assert isinstance(raised.value, TypeError if "optimizer is" in messages[0] else ValueError)
     assert optimizer.param_groups[0]["lr"] == 0.1

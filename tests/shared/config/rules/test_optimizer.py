@@ -112,10 +112,11 @@ def test_a_cycle_says_where_an_optimizer_has_no_momentum_to_move() -> None:
     assert hint == "set `scheduler.params.cycle_momentum` to false"
 
 
-def test_stairs_of_one_cycle_are_said_to_do_nothing() -> None:
-    cycle = {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2, "cycle_first_stair_count": 4}
-    ((message, _),) = found({"scheduler": {"type": "OneCycle", "params": cycle}}, Severity.WARNING)
-    assert "`scheduler.params.cycle_first_stair_count` has no meaning here: DeepSpeed keeps the count" in message
+def test_the_weight_decay_that_torchs_adam_has_by_itself_in_deepspeed_is_told_of() -> None:
+    for params, notes in (({}, 1), ({"weight_decay": 0.0}, 0), ({"adam_w_mode": False}, 0), ({"torch_adam": False}, 0)):
+        config = {"optimizer": {"type": "Adam", "params": {"torch_adam": True, **params}}}
+        told = [message for message, _ in found(config, Severity.NOTE) if "`torch_adam`" in message]
+        assert len(told) == notes, params
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS.models)
