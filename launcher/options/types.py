@@ -8,6 +8,8 @@ from typing import Literal
 import click
 from click.shell_completion import CompletionItem
 
+from dsrun.units import parse_bytes
+
 from ..hosts.hostfile import MAX_SLOTS
 
 _SECONDS_IN = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -37,10 +39,8 @@ def parse_seconds_or_none(text: str) -> float | None:
 
 def parse_size(text: str) -> int:
     """Reads bytes: `5GB` and `500MB` are decimal as Hugging Face's are, `5GiB` and `500MiB` binary."""
-    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]+)?) ?([KMGT]?)(i?)B", text, re.IGNORECASE)
-    base = 1024 if match is not None and match.group(3) else 1000
-    nbytes = 0 if match is None else int(float(match.group(1)) * base ** " KMGT".index(match.group(2).upper() or " "))
-    if nbytes < 1:
+    nbytes = parse_bytes(text)
+    if nbytes is None:
         raise click.BadParameter(f"expected a size like `5GB` or `500MiB`, got `{text}`")
     return nbytes
 

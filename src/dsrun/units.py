@@ -1,6 +1,8 @@
-"""Bytes, counts and durations as people read them. No parsing of configs, no arithmetic beyond the unit."""
+"""Bytes, counts and durations as people read and write them. No arithmetic beyond the unit."""
 
 from __future__ import annotations
+
+import re
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "K", "M", "B", "T")
@@ -35,3 +37,12 @@ def format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h {minutes}m {rest}s" if hours else f"{minutes}m {rest}s"
+
+
+def parse_bytes(text: str) -> int | None:
+    """`5GB` -> 5_000_000_000, decimal as Hugging Face's are; `5GiB` is binary. None where it is no size above zero."""
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]+)?) ?([KMGT]?)(i?)B", text, re.IGNORECASE)
+    if match is None:
+        return None
+    base = 1024 if match.group(3) else 1000
+    return int(float(match.group(1)) * base ** " KMGT".index(match.group(2).upper() or " ")) or None

@@ -1,1 +1,1 @@
-"""Other tools' checkpoints into dsrun's."""
+"""Other tools' checkpoints into dsrun's, and what DeepSpeed's tools make of both."""

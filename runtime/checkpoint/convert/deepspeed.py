@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsrun.checkpoint_files.storage.deepspeed_tags import MODEL_STATES
 from dsrun.config.sections.optimizer_table import imported_class
 from dsrun.errors import CheckpointError
 
+from ..format import client_state as script_state
 from ..format.json_values import to_json
 from .flat_partitions import gather
 from .foreign import ForeignCheckpoint, FoundTensor, held, json_or_none
@@ -62,27 +64,25 @@ _OWN_KEYS = frozenset(
 )
 
 
-def is_deepspeed(folder: Path) -> bool:
-    """Whether a folder is that of a tag of DeepSpeed's."""
-    return any(folder.glob("*model_states.pt"))
-
-
-def read_deepspeed(folder: Path, *, ignored: Collection[str]) -> ForeignCheckpoint:
+def read_deepspeed(folder: Path, *, ignored: Collection[str] | None) -> ForeignCheckpoint:
     """Returns what a tag of DeepSpeed's holds.
 
     Args:
         folder: the tag's.
-        ignored: names in the checkpoint's pickles that are read as inert placeholders instead of being refused.
+        ignored: names in the checkpoint's pickles that are read as inert placeholders instead of being refused; None:
+            all that are not known, for whoever wants no client state.
 
     Raises:
         CheckpointError: it is of another kind of run, damaged, or names what is not known.
     """
     _check_kind(folder)
     read = partial(read_torch_file, ignored=ignored)
-    models = [_object(read(path), path) for path in _by_rank(folder, "*model_states.pt")]
+    models = [_object(read(path), path) for path in _by_rank(folder, MODEL_STATES)]
     optims = [_object(read(path), path) for path in _by_rank(folder, "*optim_states.pt")]
     try:
         return _found(folder, models, optims, read)
+    except CheckpointError:
+        raise
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"{folder}: it is not as DeepSpeed 0.19 saves it: {type(error).__name__}: {error}",
@@ -96,6 +96,7 @@ def _found(folder: Path, models: list[dict[str, Any]], optims: list[dict[str, An
     _take_values(found, first)
     trained = {name: tuple(s) for group in first["param_shapes"] or () for name, s in group.items()}
     _take_module(found, models, trained)
+    found.frozen = any(one.role == "param" for one in found.tensors)
     if (folder / "zero").is_dir():
         add_universal(found, folder / "zero", trained, read)
     elif optims:
@@ -157,18 +158,20 @@ def _take_values(found: ForeignCheckpoint, state: Mapping[str, Any]) -> None:
         "skipped_steps": int(state.get("skipped_steps") or 0),
         "micro_steps": steps * _accumulation(found.config, int(state["dp_world_size"])),
     }
-    schedule, kind = state.get("lr_scheduler"), (found.config.get("scheduler") or {}).get("type")
-    if schedule is not None and kind is not None:
-        found.scheduler = {"type": kind, "state": to_json(schedule)}
-    elif schedule is not None:
-        found.left.append("the schedule: the config does not say which one it is")
+    is_json, schedule = json_or_none(to_json(state.get("lr_scheduler")))
+    if schedule is not None and is_json:
+        found.scheduler = {"type": (found.config.get("scheduler") or {}).get("type"), "state": schedule}
+    elif not is_json:
+        found.left.append("the schedule: its state has more than numbers and text")
     for key, value in state.items():
         if key not in _OWN_KEYS:
-            is_json, taken = json_or_none(value)
-            if is_json:
-                found.client_state[key] = taken
-            else:
-                found.left.append(f"client_state[{key!r}]: a {type(value).__name__}")
+            try:
+                taken, entries = script_state.take_apart({key: value}, stores=True)
+            except CheckpointError as error:
+                found.left.append(str(error))
+                continue
+            found.client_state |= taken
+            found.tensors += [held(one.name, one.role, one.tensor.view(one.shape)) for one in entries]
 
 
 def _accumulation(config: Mapping[str, Any], ranks: int) -> int:

@@ -39,9 +39,10 @@ class ForeignCheckpoint:
         counters: counters such as `global_steps`, with the names that the checkpoint index uses.
         groups: hyperparameters of the optimizer's groups.
         optimizer: name of its class; None where the files do not say.
-        scheduler: type and state; None where there is none.
+        scheduler: type and state; None where there is none. Its type is None where the files do not say it.
         loss_scale: state of a dynamic one; None where there is none.
-        client_state: other values that the script saved, as JSON values.
+        client_state: other values that the script saved, as `format/client_state.py` takes them apart.
+        frozen: whether it has parameters that are not trained.
         config: the training config.
         origin: tool and folder that the checkpoint came from, with the tool's version for DeepSpeed.
         left: descriptions of everything that was not taken over, shown to the user.
@@ -56,6 +57,7 @@ class ForeignCheckpoint:
     scheduler: dict[str, Any] | None = None
     loss_scale: dict[str, Any] | None = None
     client_state: dict[str, Any] = field(default_factory=dict[str, Any])
+    frozen: bool = True
     config: dict[str, Any] = field(default_factory=dict[str, Any])
     left: list[str] = field(default_factory=list[str])
 

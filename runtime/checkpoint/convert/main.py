@@ -9,18 +9,20 @@ import argparse
 import sys
 from pathlib import Path
 
+from dsrun.checkpoint_files.storage.deepspeed_tags import LATEST_UNIVERSAL_FILE, MODEL_STATES
 from dsrun.checkpoint_files.storage.places import Place
 from dsrun.checkpoint_files.storage.registry import place_of
+from dsrun.checkpoint_files.storage.tags import LATEST_FILE
 from dsrun.errors import CheckpointError, DsrunError, InputError
 from dsrun.files.regular import read_regular
 from dsrun.units import format_bytes
 
 from .dcp import METADATA, read_dcp
-from .deepspeed import is_deepspeed, read_deepspeed
+from .deepspeed import read_deepspeed
 from .foreign import ForeignCheckpoint
 from .write import write
 
-_LATEST = ("latest_universal", "latest")
+_LATEST = (LATEST_UNIVERSAL_FILE, LATEST_FILE)
 _MOST_LATEST = 300
 
 
@@ -91,6 +93,9 @@ def import_checkpoint(
     found = _read(folder, ignored, buffers)
     if optimizer is not None:
         found.optimizer = optimizer
+    if found.scheduler is not None and found.scheduler["type"] is None:
+        found.scheduler = None
+        found.left.append("the schedule: the config does not say which one it is")
     name = f"global_step{found.counters.get('global_steps', 0)}" if tag is None else tag
     nbytes = write(found, out, name)
     for text in found.left:
@@ -104,7 +109,7 @@ def tag_of(source: Path) -> Path:
     Raises:
         CheckpointError: neither does.
     """
-    if is_deepspeed(source) or (source / METADATA).is_file():
+    if _is_deepspeed(source) or (source / METADATA).is_file():
         return source
     for name in _LATEST:
         path = source / name
@@ -113,13 +118,17 @@ def tag_of(source: Path) -> Path:
                 text = read_regular(path, _MOST_LATEST).decode("utf-8", "replace").strip()
             except OSError as error:
                 raise CheckpointError(f"{path}: cannot be read: {error}") from error
-            if Path(text).name == text and is_deepspeed(source / text):
+            if Path(text).name == text and _is_deepspeed(source / text):
                 return source / text
             raise CheckpointError(f"{path}: it names {text!r}, which is no checkpoint of DeepSpeed's here")
     raise CheckpointError(
         f"{source}: there is no checkpoint here that can be imported",
         hint="name a folder of DeepSpeed's with `latest`, or a tag's with *model_states.pt, or torch's with .metadata",
     )
+
+
+def _is_deepspeed(folder: Path) -> bool:
+    return any(folder.glob(MODEL_STATES))
 
 
 def _read(folder: Path, ignored: list[str], buffers: list[str]) -> ForeignCheckpoint:

@@ -6,6 +6,10 @@ builds tensors, numbers, text and containers and nothing else. Classes that Deep
 `Inert`, which keeps what it is given and does nothing. A file that names anything else is not read: the error says
 what it names, and who imports may have single names read as `Inert` too.
 
+[Note: arrays in a pickle] numpy's arrays are data as tensors are, and scripts save them. Their three functions are the
+real ones. What torch fills after making is told by its class, so the classes of plain dtypes are known to it, and that
+of arrays of objects is not.
+
 [Note: getattr of an enum] Python 3.11.0 to 3.11.3 pickles the member of an enum as `getattr(class, name)`; others do as
 `class(value)`. `_EnumGetattr` stands for that `getattr`. It knows the members of the enums that files name, gives what
 the other form gives, and refuses everything else.
@@ -21,6 +25,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, ClassVar
 
+import numpy as np
 import torch
 
 from dsrun.errors import CheckpointError
@@ -99,6 +104,17 @@ _OF_DEEPSPEED = frozenset(
 )
 
 
+#: See [Note: arrays in a pickle]; numpy 1 and 2 name them differently.
+_ARRAY_PARTS = frozenset(
+    {
+        "numpy.ndarray",
+        "numpy.dtype",
+        *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+    }
+)
+_ARRAY_DTYPES = "?bBhHiIlLqQefdFD"
+
+
 class _EnumGetattr:
     """Stands for `getattr`, see [Note: getattr of an enum]; it has nothing that a pickle could fill or change."""
 
@@ -129,15 +145,39 @@ _ENUM_GETATTR = _EnumGetattr()
 
 def _stand_in(name: str) -> Callable[..., Any]:
     """Returns what a name in a pickle stands for here."""
+    if name in _ARRAY_PARTS:
+        return _array_part(name)
     return _ENUM_GETATTR if name in _GETATTR else _ENUMS.get(name, Inert)
 
 
-def read_torch_file(path: Path, *, ignored: Collection[str]) -> Any:
+def _array_part(name: str) -> Callable[..., Any]:
+    match name.rpartition(".")[2]:
+        case "ndarray":
+            return np.ndarray
+        case "dtype":
+            return np.dtype
+        case "scalar":
+            made: Any = np.float64(0).__reduce__()[0]
+        case _:
+            made = np.empty(0).__reduce__()[0]
+    return made
+
+
+def _allowed(named: Collection[str]) -> list[tuple[Callable[..., Any], str] | Callable[..., Any]]:
+    """Returns what torch's reader is told of: what each name stands for."""
+    allowed: list[tuple[Callable[..., Any], str] | Callable[..., Any]] = [(_stand_in(name), name) for name in named]
+    if not _ARRAY_PARTS.isdisjoint(named):
+        allowed += [type(np.dtype(letter)) for letter in _ARRAY_DTYPES]
+    return allowed
+
+
+def read_torch_file(path: Path, *, ignored: Collection[str] | None) -> Any:
     """Returns what a torch file holds, on the CPU, tensors mapped from the file; see [Note: what a pickle may name].
 
     Args:
         path: the file.
-        ignored: names that are read as `Inert`, in addition to DeepSpeed's own.
+        ignored: names that are read as `Inert`, in addition to DeepSpeed's own; None: all that are not known, for
+            whoever wants nothing of them.
 
     Raises:
         CheckpointError: it cannot be read, or it names something else.
@@ -159,15 +199,16 @@ def read_torch_bytes(data: bytes, path: Path, *, ignored: Collection[str]) -> An
     return _read(io.BytesIO(data), path, ignored=ignored)
 
 
-def _read(source: str | io.BytesIO, path: Path, *, ignored: Collection[str]) -> Any:
+def _read(source: str | io.BytesIO, path: Path, *, ignored: Collection[str] | None) -> Any:
     try:
         if isinstance(source, str):
             os.close(open_regular(source))  # torch would wait for a pipe
         named = torch.serialization.get_unsafe_globals_in_checkpoint(source)
-        refuse_unknown(path, set(named) - _OF_DEEPSPEED - _GETATTR - set(ignored))
+        if ignored is not None:
+            refuse_unknown(path, set(named) - _OF_DEEPSPEED - _ARRAY_PARTS - _GETATTR - set(ignored))
         if isinstance(source, io.BytesIO):
             source.seek(0)
-        with torch.serialization.safe_globals([(_stand_in(name), name) for name in named]):
+        with torch.serialization.safe_globals(_allowed(named)):
             return torch.load(source, map_location="cpu", weights_only=True, mmap=isinstance(source, str))
     except CheckpointError:
         raise

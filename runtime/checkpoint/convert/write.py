@@ -108,7 +108,7 @@ def _publication(found: ForeignCheckpoint, folder: Place, tag: str, identity: st
         "loss_scale": found.loss_scale,
         "data": None,
         "client_state": found.client_state,
-        "frozen": True,
+        "frozen": found.frozen,
         "config": found.config,
         "versions": {"torch": torch.__version__, "python": platform.python_version(), "dsrun": __version__},
         "git": None,

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -29,9 +30,17 @@ class StreamedModel:
         path: path of the file if there is only one; the names of shards are made from it.
         named: tensors by name; only shapes and dtypes are read here.
         shard_bytes: most bytes of tensors in one file, unless a single tensor has more; None for one file.
+        aliases: further names of tied tensors to the names in `named`; a file's free part leads from them to its own.
     """
 
-    def __init__(self, path: Path, named: Mapping[str, Tensor], *, shard_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        named: Mapping[str, Tensor],
+        *,
+        shard_bytes: int | None = None,
+        aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._path = path
         self._total_bytes = sum(map(_size, named.values()))
         self._error: Exception | None = None
@@ -45,7 +54,8 @@ class StreamedModel:
                 if len(shards) > 1:
                     file = f"{path.stem}-{number:05}-of-{len(shards):05}{path.suffix}"
                 entries = {name: named[name] for name in names}
-                self._files[file] = StreamedFile(self._unfinished(file), entries, metadata=_METADATA)
+                tied = {alias: name for alias, name in aliases.items() if name in entries}
+                self._files[file] = StreamedFile(self._unfinished(file), entries, metadata=tied | _METADATA)
                 self._file_of.update(dict.fromkeys(names, file))
         except (OSError, CheckpointError) as error:
             self._error = error

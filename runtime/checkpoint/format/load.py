@@ -28,6 +28,8 @@ from .tensor_file import dtype_named
 
 #: A run has not more bytes.
 _RUN_BYTES = BLOCK_BYTES
+#: Bytes of whole tensors that are read in one go.
+_TOGETHER = 512 << 20
 #: Who wants less of a file's blocks than this part shares them with other ranks.
 _ALONE = 0.75
 
@@ -177,6 +179,27 @@ def _flat(index: Sequence[int], offset: Sequence[int], shape: Sequence[int]) -> 
     for dim, size in enumerate(shape):
         number = number * size + index[dim] + offset[dim]
     return number
+
+
+def batches(names: Sequence[str], nbytes: Sequence[int]) -> Generator[list[str]]:
+    """Yields names of tensors in the order they are given, as many together as are worth reading in one go.
+
+    Blocks of a file that several tensors lie in are then read once, and memory is bounded but for one tensor.
+
+    Args:
+        names: names of the tensors.
+        nbytes: bytes of each of them.
+    """
+    batch: list[str] = []
+    room = _TOGETHER
+    for name, size in zip(names, nbytes, strict=True):
+        if batch and size > room:
+            yield batch
+            batch, room = [], _TOGETHER
+        batch.append(name)
+        room -= size
+    if batch:
+        yield batch
 
 
 def read_whole(index: Index, folder: Place, names: Iterable[str], *, role: str) -> dict[str, Tensor]:

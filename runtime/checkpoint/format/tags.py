@@ -51,6 +51,17 @@ def one_tag(
     return told[0]
 
 
+def first_ranks_text(mine: str, collectives: Collectives, *, device: torch.device) -> str:
+    """Returns rank 0's text; one all-gather.
+
+    Args:
+        mine: text of this rank, up to 208 bytes of UTF-8.
+        collectives: all ranks; every one must call.
+        device: device of the tensors that the collective uses.
+    """
+    return _gather(mine, collectives, device=device)[0]
+
+
 def _gather(mine: str, collectives: Collectives, *, device: torch.device) -> list[str]:
     text = mine.encode("utf-8", "replace")[:_TOLD_BYTES].ljust(_TOLD_BYTES, b"\0")
     shard = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)

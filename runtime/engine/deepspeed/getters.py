@@ -134,6 +134,10 @@ class Getters:
         """Whether parameters are sharded: stage 3."""
         return self._sharded.plan.shard_parameters
 
+    def load_universal_checkpoint(self) -> bool:
+        """Whether `load_checkpoint` without a tag loads the checkpoint that `latest_universal` names."""
+        return self._settings.checkpoint.load_universal
+
     def gradient_clipping(self) -> float:
         """Largest gradient norm; 0 for none."""
         return self._update.clipping

@@ -16,6 +16,7 @@ from dsrun.checkpoint_files.folder.own_saves import wait_for_own_saves
 from dsrun.checkpoint_files.folder.removal import held
 from dsrun.checkpoint_files.storage.places import Place
 from dsrun.checkpoint_files.storage.registry import place_given
+from dsrun.contract.environment import stands_for_deepspeed
 from dsrun.contract.heartbeats import HeartbeatWriter
 
 from ...checkpoint.format.tags import one_tag, tag_text
@@ -26,6 +27,7 @@ from ...zero.hooks.modules import UnitHooks
 from ..compose.saving import Saving
 from ..model.guard import ModelGuard
 from ..model.ownership import note_outcome
+from .from_deepspeed import converted_from_deepspeed
 from .load import CheckedCheckpoint, LoadOptions, check_same, examine, take_over
 from .memory_copies import CopiesInMemory
 from .persist import save_engine
@@ -77,6 +79,8 @@ class Checkpoints:
         self._heartbeat = heartbeat
         self._records = records
         self._check_states = check_states
+        self._as_deepspeed = stands_for_deepspeed()
+        self._universal = bool((run.config.get("checkpoint") or {}).get("load_universal"))
 
     def save(
         self, save_dir: Folder, tag: Tag | None, client_state: Mapping[str, Any], *, save_latest: bool, frozen: bool
@@ -181,9 +185,14 @@ class Checkpoints:
         chosen = self._together(partial(self._begin_load, choose, wait, any_ok=uses_copies))
         if uses_copies:
             copy = self._copies.find(chosen)
+        converted = None
+        if copy is None and self._as_deepspeed:
+            converted = reading.enter_context(
+                converted_from_deepspeed(run, chosen, options, progress=self._heartbeat.beat)
+            )
 
         def look() -> CheckedCheckpoint | None:
-            target = choose() if copy is None else copy.folder
+            target = converted or (choose() if copy is None else copy.folder)
             if target is None:
                 return None
             self._heartbeat.beat(phase="load checkpoint")
@@ -196,7 +205,7 @@ class Checkpoints:
             check_same(run, found, where=str(load_dir))
         if found is None:
             return None, None
-        if copy is None and load_dir is not None and tag is None and found.target != self._resume:
+        if copy is None and converted is None and load_dir is not None and tag is None and chosen != self._resume:
             self._tell_doubt(found.target.parent, found.target.name)
         run.settle()
         # A forward without a backward may still hold parameters, and gradients of before would be added to those after.
@@ -212,7 +221,7 @@ class Checkpoints:
         note_outcome(run.update.optimizer, overflow=False, loss_scale=run.update.loss_scale.value)
         self._heartbeat.beat(step=run.progress.counters.global_steps, phase=SCRIPT_PHASE)
         run.mesh.where.at(*run.progress.present_step)
-        return str(found.target), found.client_state
+        return str(found.target if converted is None else chosen), found.client_state
 
     def _choose(self, load_dir: Folder | None, tag: Tag | None, *, missing_ok: bool) -> Place | None:
         folder = None if load_dir is None else place_given(load_dir, who="load_checkpoint: load_dir", to="load from")
@@ -220,7 +229,13 @@ class Checkpoints:
         looked_in = folder if folder is not None else resume
         if looked_in is not None:
             wait_for_own_saves(looked_in, progress=self._heartbeat.beat)
-        return choose_checkpoint(folder, None if tag is None else tag_text(tag), resume=resume, missing_ok=missing_ok)
+        return choose_checkpoint(
+            folder,
+            None if tag is None else tag_text(tag),
+            resume=resume,
+            missing_ok=missing_ok,
+            universal=self._universal,
+        )
 
     def _begin_load(
         self, choose: Callable[..., Place | None], wait: Callable[[], None], *, any_ok: bool

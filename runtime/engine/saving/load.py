@@ -225,7 +225,8 @@ def _digest(index: Index) -> bytes:
 def _check_optimizer(run: RunState, index: Index, target: Place, *, whole: bool) -> None:
     saved, mine = index.values["optimizer"]["type"], type(run.update.optimizer).__name__
     hint = "use the same optimizer, or pass load_optimizer_states=False"
-    if saved != mine:
+    # A universal checkpoint of DeepSpeed's does not say; its states have to be this optimizer's, which is seen below.
+    if saved not in (mine, None):
         raise CheckpointError(
             f"{target}: its optimizer states are {saved}'s; this run's optimizer is {mine}", hint=hint
         )
@@ -257,7 +258,7 @@ def _without_states(index: Index) -> set[str]:
 
 def _check_schedule(run: RunState, saved: Mapping[str, Any], target: Place) -> None:
     mine = type(run.update.scheduler).__name__
-    if saved["type"] != mine:
+    if saved["type"] not in (mine, None):
         raise CheckpointError(
             f"{target}: its schedule is a {saved['type']}; this run's is a {mine}",
             hint="use the same schedule, or pass load_lr_scheduler_states=False",

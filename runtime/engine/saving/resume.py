@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from dsrun.checkpoint_files.folder.listing import list_tags
+from dsrun.checkpoint_files.storage.deepspeed_tags import LATEST_UNIVERSAL_FILE, is_deepspeed_tag
 from dsrun.checkpoint_files.storage.places import Place
 from dsrun.checkpoint_files.storage.registry import place_given
 from dsrun.checkpoint_files.storage.tags import latest_tag, tag_to_load
@@ -13,9 +14,16 @@ from dsrun.errors import CheckpointError, InputError
 
 
 def choose_checkpoint(
-    load_dir: Place | None, tag: str | None, *, resume: Place | None, missing_ok: bool
+    load_dir: Place | None,
+    tag: str | None,
+    *,
+    resume: Place | None,
+    missing_ok: bool,
+    universal: bool = False,
 ) -> Place | None:
     """Returns the tag folder to load: the tag asked for, else the one to go on from, else the one `latest` names.
+
+    It may be one that DeepSpeed saved, which is not dsrun's to load everywhere.
 
     Args:
         load_dir: checkpoint folder; None: the one that `resume` lies in.
@@ -23,6 +31,7 @@ def choose_checkpoint(
         resume: checkpoint that a restarted job goes on from; None in other jobs. Ignored if it lies outside of
             `load_dir`, as where a script loads a base model first.
         missing_ok: return None where there is no checkpoint yet.
+        universal: whether `latest_universal`, where it is there, counts instead of `latest`.
 
     Raises:
         InputError: there is nothing to choose by.
@@ -41,7 +50,9 @@ def choose_checkpoint(
         return tag_to_load(load_dir, tag)
     if resume is not None and _lies_in(resume, load_dir):
         return resume
-    latest = latest_tag(load_dir)
+    latest = latest_tag(load_dir, file=LATEST_UNIVERSAL_FILE, is_other=is_deepspeed_tag) if universal else None
+    if latest is None:
+        latest = latest_tag(load_dir, is_other=is_deepspeed_tag)
     if latest is None and not missing_ok:
         raise CheckpointError(
             f"{load_dir}: no checkpoint here: there is no file `latest`",

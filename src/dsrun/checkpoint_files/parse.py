@@ -29,6 +29,7 @@ from .index.value import (
     is_summed_right,
 )
 from .index.values import check_values
+from .storage.deepspeed_tags import is_deepspeed_tag
 from .storage.places import Place, read_range
 from .storage.registry import storage_of
 from .storage.tags import is_plain_name, tags_hint
@@ -53,9 +54,11 @@ def read_index(folder: Place) -> Index:
                 raise CheckpointError(f"{path}: the index is damaged: it has {file.nbytes} bytes", hint=_HINT)
             text = read_range(file, 0, file.nbytes)
     except FileNotFoundError:
+        hint = "the save was interrupted, or this is another tool's folder; load another tag"
+        if is_deepspeed_tag(folder):
+            hint = f"DeepSpeed saved it: `dsrun checkpoint import --trust-pickle {folder} OUT`, and load OUT"
         raise CheckpointError(
-            f"{folder}: no complete checkpoint: {INDEX_FILE} is missing{tags_hint(folder.parent)}",
-            hint="the save was interrupted, or this is another tool's folder; load another tag",
+            f"{folder}: no complete checkpoint: {INDEX_FILE} is missing{tags_hint(folder.parent)}", hint=hint
         ) from None
     except (OSError, DamageError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}", hint=_HINT) from error

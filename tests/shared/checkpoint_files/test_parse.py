@@ -190,7 +190,7 @@ def test_a_counter_that_none_can_be_gone_on_from_is_named(index: Index, place: t
         ("optimizer", {"type": 3}, "`values.optimizer.type` is 3; expected a text"),
         ("optimizer", {"groups": [1]}, r"`values.optimizer.groups`\[0\] is 1; expected an object"),
         ("optimizer", {"left_out": [{"missed": -1}]}, r"`missed` of `values.optimizer.left_out`\[0\] is -1"),
-        ("scheduler", {"type": None}, "`values.scheduler.type` is None; expected a text"),
+        ("scheduler", {"type": 3}, "`values.scheduler.type` is 3; expected a text"),
         ("frozen", "no", "`values.frozen` is 'no'; expected true or false"),
         ("latest", 0, "`values.latest` is 0; expected a whole number of 1 or more"),
         ("latest", True, "`values.latest` is True"),

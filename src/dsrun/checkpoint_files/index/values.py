@@ -44,7 +44,7 @@ def check_values(values: Mapping[str, Any]) -> None:
         place = f"`values.optimizer.left_out`[{number}]"
         a_number(an_object(entry, place).get("missed"), f"`missed` of {place}")
     schedule = _members(values, "scheduler")
-    if "type" in schedule:
+    if schedule.get("type") is not None:  # null where another tool's did not say
         a_text(schedule["type"], "`values.scheduler.type`")
     if not isinstance(values.get("frozen", True), bool):
         raise DamageError(f"`values.frozen` is {shown(values['frozen'])}; expected true or false")

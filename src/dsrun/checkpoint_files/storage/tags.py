@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -81,20 +81,27 @@ def tag_to_load(folder: Place, tag: str) -> Place:
     return target
 
 
-def latest_tag(folder: Place) -> str | None:
+def latest_tag(
+    folder: Place, *, file: str = LATEST_FILE, is_other: Callable[[Place], bool] = lambda target: False
+) -> str | None:
     """Returns the tag that `latest` names, or None where there is no `latest`.
+
+    Args:
+        folder: folder of a run's checkpoints.
+        file: name of the file that names the tag.
+        is_other: function that says whether a folder is a checkpoint of another tool's, which may be named too.
 
     Raises:
         CheckpointError: `latest` names no checkpoint; the message lists the tags there are.
     """
-    path = folder / LATEST_FILE
+    path = folder / file
     try:
-        text = read_latest(folder)
+        text = read_latest(folder, file=file)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}{tags_hint(folder)}", hint="pass tag=") from error
-    if not _NAME.fullmatch(text) or not is_complete(folder / text):
+    if not _NAME.fullmatch(text) or not (is_complete(folder / text) or is_other(folder / text)):
         raise CheckpointError(
             f"{path}: it names {text!r}, which is no complete checkpoint{tags_hint(folder)}",
             hint="pass tag= with one of the tags there are",
@@ -102,13 +109,17 @@ def latest_tag(folder: Place) -> str | None:
     return text
 
 
-def read_latest(folder: Place) -> str:
+def read_latest(folder: Place, *, file: str = LATEST_FILE) -> str:
     """Returns what `latest` says, whether there is such a tag or not.
+
+    Args:
+        folder: folder of a run's checkpoints.
+        file: name of the file in it.
 
     Raises:
         OSError: it cannot be read.
     """
-    path = folder / LATEST_FILE
+    path = folder / file
     if isinstance(path, Path):
         data = read_regular(path, _MOST_LATEST)
     else:

@@ -131,9 +131,8 @@ class Checkpoint(Section):
     load_universal: Annotated[
         Flag,
         knob(
-            "Load a checkpoint converted to DeepSpeed's universal format.",
-            status=Status.NO_MEANING,
-            reason="every dsrun checkpoint loads on any number of ranks without conversion",
+            "Have `load_checkpoint` without a tag load the checkpoint that `latest_universal` names, if there is one.",
+            effect="none where there is no such file: every dsrun checkpoint loads on any number of ranks",
         ),
     ] = False
     use_node_local_storage: Annotated[

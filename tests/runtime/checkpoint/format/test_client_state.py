@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import random
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -43,15 +45,47 @@ def test_only_the_rank_that_stores_has_entries() -> None:
     assert tensors_in(value) == ["client_state['x']"]
 
 
+def test_tuples_arrays_and_keys_that_are_no_text_come_back_as_they_were() -> None:
+    state = {
+        "numpy": np.random.get_state(),
+        "python": random.getstate(),
+        "arrays": [np.zeros((2, 0)), np.arange(6, dtype=np.uint32).reshape(2, 3).T, np.array(True), np.array(1.5)],
+        "scalars": (np.float32(0.1), np.int64(7), np.bool_(False)),
+        "nested": {0: (1, (2, [3])), None: {1.5: ()}, "text": {}},
+        "empty": ((), {}, []),
+    }
+    value, entries = take_apart(state, stores=True)
+    value = json.loads(json.dumps(value))
+    assert sorted(tensors_in(value)) == sorted(entry.name for entry in entries)
+    back = put_together(value, {entry.name: entry.tensor.view(entry.shape) for entry in entries})
+    assert back.keys() == state.keys()
+    for name in ("python", "nested", "empty"):
+        assert back[name] == state[name]
+    for array, expected in zip([*back["arrays"], back["numpy"][1]], [*state["arrays"], state["numpy"][1]], strict=True):
+        assert isinstance(array, np.ndarray)
+        assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
+        assert np.array_equal(array, expected)
+    assert [type(one) for one in back["scalars"]] == [np.float32, np.int64, np.bool_]
+    assert back["scalars"] == state["scalars"]
+    np.random.set_state(back["numpy"])
+    random.setstate(back["python"])
+
+
+class _Point(NamedTuple):
+    x: int
+
+
 @pytest.mark.parametrize(
     ("state", "place"),
     [
         ({"x": {1}}, r"client_state\['x'\] is a set"),
-        ({"x": [0, (1, 2)]}, r"client_state\['x'\]\[1\] is a tuple"),
-        ({"x": {"y": np.zeros(2)}}, r"client_state\['x'\]\['y'\] is a ndarray"),
-        ({"x": {1: 2}}, r"client_state\['x'\] has the key 1"),
+        ({"x": [0, _Point(2)]}, r"client_state\['x'\]\[1\] is a _Point"),
+        ({"x": {"y": np.array(["a"])}}, r"client_state\['x'\]\['y'\] is an array of <U1"),
+        ({"x": {"y": np.array([{}])}}, r"client_state\['x'\]\['y'\] is an array of object"),
+        ({"x": {(1, 2): 2}}, r"client_state\['x'\] has the key \(1, 2\)"),
+        ({"x": {"__tuple__": 2}}, r"client_state\['x'\] has the key '__tuple__'"),
         ({"x": {"__tensor__": 2}}, r"client_state\['x'\] has the key '__tensor__'"),
-        ({3: 4}, "client_state has the key 3"),
+        ({b"k": 4}, "client_state has the key b'k'"),
         ({"f": print}, r"client_state\['f'\] is a builtin"),
     ],
 )

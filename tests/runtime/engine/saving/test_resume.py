@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.checkpoint_files.index.value import INDEX_FILE
+from dsrun.checkpoint_files.storage.deepspeed_tags import LATEST_UNIVERSAL_FILE
+from dsrun.checkpoint_files.storage.places import Place
 from dsrun.checkpoint_files.storage.tags import LATEST_FILE
 from dsrun.errors import CheckpointError, InputError
 from dsrun.runtime.engine.saving.resume import choose_checkpoint
@@ -27,6 +29,24 @@ def test_a_tag_goes_before_the_one_to_go_on_from_and_that_before_the_latest(fold
     assert choose_checkpoint(folder, "new", resume=resume, missing_ok=False) == folder / "new"
     assert choose_checkpoint(folder, None, resume=resume, missing_ok=False) == folder / "old"
     assert choose_checkpoint(folder, None, resume=None, missing_ok=False) == folder / "new"
+
+
+def test_the_latest_universal_one_goes_before_the_latest_where_there_is_one(folder: Path) -> None:
+    def choose(**more: bool) -> Place | None:
+        return choose_checkpoint(folder, None, resume=None, missing_ok=False, **more)
+
+    assert choose(universal=True) == folder / "new"
+    (folder / LATEST_UNIVERSAL_FILE).write_text("old\n")
+    assert choose(universal=True) == folder / "old"
+    assert choose() == folder / "new"
+    (folder / "theirs").mkdir()
+    (folder / "theirs" / "mp_rank_00_model_states.pt").touch()
+    (folder / LATEST_UNIVERSAL_FILE).write_text("theirs")
+    assert choose(universal=True) == folder / "theirs"
+    for wrong in ("gone", "../run/old", ""):
+        (folder / LATEST_UNIVERSAL_FILE).write_text(wrong)
+        with pytest.raises(CheckpointError, match=r"latest_universal: it names .* which is no complete checkpoint"):
+            choose(universal=True)
 
 
 def test_a_job_started_again_needs_no_folder(folder: Path) -> None:

@@ -1,0 +1,14 @@
+"""deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine: files of torch.save."""
+
+from dsrun.as_deepspeed.face import face
+
+__all__, __getattr__, __dir__ = face(
+    __name__,
+    {
+        "dsrun.runtime.checkpoint.export.checkpoint_engine": [
+            "CheckpointCommitInfo",
+            "CheckpointEngine",
+            "TorchCheckpointEngine",
+        ]
+    },
+)
