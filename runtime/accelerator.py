@@ -21,7 +21,10 @@ from torch import Tensor
 from torch.cuda import nccl
 
 from dsrun.contract.environment import RankInfo
+from dsrun.errors import InputError
 
+#: DeepSpeed's variable, by which a user names the accelerator.
+DS_ACCELERATOR_ENV = "DS_ACCELERATOR"
 _NOT_COMPILED = "nothing is compiled; dsrun.ops has the optimizers"
 #: Names of DeepSpeed's that are not here, and why.
 _MISSING = {
@@ -31,6 +34,7 @@ _MISSING = {
     "op_builder_dir": _NOT_COMPILED,
     "pin_empty": "torch.empty(..., pin_memory=True) does it",
     "pin_empty_like": "torch.empty_like(..., pin_memory=True) does it",
+    "pin_memory_alignment": "torch aligns the memory that it locks",
     "prefer_triton_grouped_mm": "dsrun has no kernels for experts",
     "register_host_memory": "tensor.pin_memory() locks pages",
     "set_compile_backend": "the config's section `compile` names torch.compile's backend",
@@ -80,7 +84,7 @@ class Accelerator(ABC):
         """Returns the current device's name, for `torch.device`."""
 
     def device_count(self) -> int:
-        """Returns how many devices there are; the CPU is one."""
+        """Returns how many devices there are: as many as this host has ranks, where these compute on the CPU."""
         return self._module.device_count()
 
     def is_available(self) -> bool:
@@ -482,6 +486,9 @@ class _Cpu(Accelerator):
     def set_device(self, device_index: int) -> None:
         del device_index
 
+    def device_count(self) -> int:
+        return RankInfo.from_env().local_world_size
+
     def current_device(self) -> int:
         return RankInfo.from_env().local_rank
 
@@ -578,8 +585,19 @@ class _Cpu(Accelerator):
 
 @functools.cache
 def get_accelerator() -> Accelerator:
-    """Returns this process's accelerator: that of CUDA where the process sees a GPU, else that of the CPU."""
-    return _Cuda() if torch.cuda.device_count() else _Cpu()
+    """Returns this process's accelerator: that of CUDA where the process sees a GPU, else that of the CPU.
+
+    Raises:
+        InputError: DeepSpeed's variable DS_ACCELERATOR names another.
+    """
+    found = _Cuda() if torch.cuda.device_count() else _Cpu()
+    wanted = os.environ.get(DS_ACCELERATOR_ENV) or found.device_name()
+    if wanted != found.device_name():
+        raise InputError(
+            f"environment: {DS_ACCELERATOR_ENV} is {wanted!r}; dsrun computes on {found.device_name()} here",
+            hint="unset it; `dsrun --no-gpu` hides the GPUs, so that ranks compute on the CPU",
+        )
+    return found
 
 
 def is_current_accelerator_supported() -> bool:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, optim
 
 from dsrun.config.config import Config
-from dsrun.contract.environment import note_engine
-from dsrun.errors import InputError, ModelError
+from dsrun.contract.environment import note_engine, stands_for_deepspeed
+from dsrun.errors import DsrunError, ModelError
 
 from ..memory.arenas import ArenaReport
 from ..memory.bus import BusCounts
@@ -35,8 +35,9 @@ from .compose.job import Job
 from .compose.saving import Saving
 from .counters import EngineCounters
 from .deepspeed.calls import Calls
+from .deepspeed.config_getters import ConfigGetters, EpochCount
 from .deepspeed.getters import Getters
-from .deepspeed.optimizer_calls import give_calls
+from .deepspeed.optimizer_calls import give_calls, give_step, name_class
 from .deepspeed.torch_module import TorchModule
 from .generation import Generation
 from .host.migration import MigratingUpdate
@@ -51,7 +52,7 @@ from .training.script_backward import check_loss, check_not_scaled
 from .update import Update
 
 
-class Engine(Getters, Calls, TorchModule):
+class Engine(Getters, ConfigGetters, Calls, TorchModule):
     """Trains one model; every rank calls the same methods in the same order.
 
     It is a torch module whose only part is the model, under the name `module`: see `deepspeed/torch_module.py`.
@@ -105,6 +106,7 @@ class Engine(Getters, Calls, TorchModule):
         self._observation = observation
         self._heartbeat = job.heartbeat
         self._is_compiled = False
+        self._epochs = EpochCount()
         self._autocast = autocast_of(settings)
         self._cast_inputs = sharded.precision.compute if settings.fp16.enabled and settings.fp16.auto_cast else None
         self._progress = Progress(
@@ -141,6 +143,9 @@ class Engine(Getters, Calls, TorchModule):
         )
         if update.optimizer is not None:
             give_calls(update.optimizer, self._components.states, shards_parameters=sharded.plan.shard_parameters)
+            name_class(update.optimizer, settings, compute=sharded.precision.compute)
+            if stands_for_deepspeed():
+                give_step(update.optimizer, update.shards, weakref.WeakMethod(self._step_without_schedule))
         self._end_with_engine()
         note_engine()
 
@@ -214,6 +219,8 @@ class Engine(Getters, Calls, TorchModule):
         try:
             with self._components.guard.explaining(), self._under_autocast():
                 return self.module(*args, **kwargs)
+        except DsrunError:
+            raise
         except (RuntimeError, ValueError) as error:
             mismatch = self._mismatch(error, args, kwargs)
             if mismatch is None:
@@ -261,6 +268,25 @@ class Engine(Getters, Calls, TorchModule):
             ModelError: there was no backward since the last step, `no_sync` is open, or the engine has no optimizer.
             CheckpointError: a checkpoint could not be saved, which was written meanwhile; the step has been taken.
         """
+        self._take_step(lr_kwargs or {})
+
+    def _step_without_schedule(self) -> None:
+        """Updates the parameters as `optimizer.step()` of DeepSpeed's does, which leaves the schedule to the script."""
+        if self._progress.counts_micro_steps and not self.is_gradient_accumulation_boundary():
+            number, steps = self._progress.micro_steps_done + 1, self.gradient_accumulation_steps()
+            raise ModelError(
+                f"optimizer.step: called after micro step {number} of {steps}, before the gradients of a global batch "
+                "are there",
+                hint="call engine.step() after each micro step; it updates the parameters on the last one",
+            )
+        self._take_step(None)
+
+    def _take_step(self, lr_kwargs: Mapping[str, Any] | None) -> None:
+        """Ends a micro step.
+
+        Args:
+            lr_kwargs: arguments of the schedule's `step`; None: the schedule stays where it is.
+        """
         self._components.check_trains("engine.step")
         self._hooks.units.find_failed()
         if self._progress.open_no_sync:
@@ -275,11 +301,11 @@ class Engine(Getters, Calls, TorchModule):
             )
         self._progress.in_step = True
         try:
-            self._end_micro_step(lr_kwargs or {})
+            self._end_micro_step(lr_kwargs)
         finally:
             self._progress.in_step = False
 
-    def _end_micro_step(self, lr_kwargs: Mapping[str, Any]) -> None:
+    def _end_micro_step(self, lr_kwargs: Mapping[str, Any] | None) -> None:
         progress = self._progress
         progress.backward_done = False
         progress.step_applied = False
@@ -313,10 +339,10 @@ class Engine(Getters, Calls, TorchModule):
         """Overrides the count of micro steps, until called again.
 
         Raises:
-            InputError: the config's `managed_gradient_accumulation` is false, so there is no count.
+            ModelError: the config's `managed_gradient_accumulation` is false, so there is no count.
         """
         if not self._progress.counts_micro_steps:
-            raise InputError(
+            raise ModelError(
                 "engine.set_gradient_accumulation_boundary: `managed_gradient_accumulation` is false, so every "
                 "engine.step() updates the parameters",
                 hint="call engine.step() where the boundary is, or leave the key out of the config",

@@ -38,6 +38,7 @@ class Update:
         loss_scale: Factor of losses before their backward.
         clipping: Largest norm of the gradients of all ranks; 0 for none.
         skip_non_finite: Whether an update is left out where a gradient is inf or nan.
+        is_scripts: Whether the script has given the optimizer, or a function that makes it; else the config has.
     """
 
     shards: ShardOptimizer
@@ -47,6 +48,7 @@ class Update:
     loss_scale: LossScale
     clipping: float
     skip_non_finite: bool
+    is_scripts: bool = False
 
     def learning_rates(self) -> list[float]:
         """Returns the learning rate of each group; none where there is no optimizer."""
@@ -97,6 +99,7 @@ def make_update(
         loss_scale=loss_scale_of(settings),
         clipping=settings.gradient_clipping,
         skip_non_finite=skips_non_finite(settings),
+        is_scripts=request.optimizer is not None,
     )
 
 

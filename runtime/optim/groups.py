@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from dsrun.errors import ModelError
 
@@ -52,6 +52,11 @@ def assign_groups(
     options: list[dict[str, Any]] = []
     for number, entry in enumerate(entries):
         for param in _bare(entry["params"]):
+            if not isinstance(param, Tensor):
+                raise ModelError(
+                    f"{argument}: group {number} holds a {type(param).__name__}; expected parameters of the model",
+                    hint="pass model.parameters(), a list of them, or group dicts as for torch's optimizers",
+                )
             if id(param) not in names:
                 raise ModelError(
                     f"{argument}: group {number} holds a tensor of shape {tuple(param.shape)} "
@@ -73,12 +78,18 @@ def assign_groups(
     return GroupAssignment(group_of, tuple(options))
 
 
-def check_trainable(model: nn.Module) -> None:
+def check_trainable(model: nn.Module, *, trains_none: bool = False) -> None:
     """Refuses a model that an optimizer would have nothing to do for.
 
+    Args:
+        model: the model.
+        trains_none: whether the script has given an empty list of parameters.
+
     Raises:
-        ModelError: no parameter is trainable, or those that are have no elements.
+        ModelError: no parameter is trainable or was given, or those that are have no elements.
     """
+    if trains_none:
+        assign_groups(model, [])
     params = list(model.parameters())
     trainable = [param for param in params if param.requires_grad]
     if trainable and not any(param.numel() for param in trainable):
@@ -95,7 +106,7 @@ def check_trainable(model: nn.Module) -> None:
         )
 
 
-def _bare(params: Any) -> Sequence[nn.Parameter]:
+def _bare(params: Any) -> Sequence[Any]:
     if isinstance(params, nn.Parameter):
         return [params]
     return [item[1] if isinstance(item, tuple) else item for item in params]

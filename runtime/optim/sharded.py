@@ -22,6 +22,7 @@ from .registry import adopt, check_range_by_range, check_rounded_states, states_
 from .states.coded import check_coded_parts
 from .states.format import FP32_STATES, StateFormat
 from .states.histories import Histories
+from .states.lookup import answer_for_shards
 from .states.option_values import kept_option
 from .states.placed import PlacedStates
 from .states.places import StatePlaces, house
@@ -89,6 +90,11 @@ class ShardOptimizer:
         return self._left_out
 
     @property
+    def is_stepping(self) -> bool:
+        """Whether the engine takes a step just now."""
+        return self._stepping
+
+    @property
     def states(self) -> PlacedStates:
         """What is kept for the runs; only of an optimizer that is driven."""
         assert self._states is not None, "drive() was not called"
@@ -118,6 +124,7 @@ class ShardOptimizer:
             adopt(optimizer, self.shards_by_group())
             optimizer.bind(self._runs, tensors, self._axis, device=self._ranges[0].seen_master.device)
         self.torch_optimizer = optimizer
+        answer_for_shards(optimizer)
         self._states = PlacedStates(optimizer, self._runs)
         self._saved = SavedStates(self._states, tensors)
         optimizer.register_step_pre_hook(self._refuse_foreign_step)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dsrun.contract.environment import stands_for_deepspeed
+from dsrun.errors import ModelError
 
 from ..compat import without_overrides
 
@@ -67,6 +68,11 @@ class ParameterOwner(ABC):
     @abstractmethod
     def own_piece(self) -> Tensor:
         """Returns this rank's part, flat, in the parameter's dtype; not to be written to."""
+
+    @property
+    def stays_gathered(self) -> bool:
+        """Whether the parameter has memory of its own for its whole values from one update to the next; usually not."""
+        return False
 
     def settle(self) -> None:
         """Returns when no update works on the parameter any more; by default none does behind its step."""
@@ -211,13 +217,67 @@ class ShardedParameter(EngineParameter):
 
     @property
     def ds_tensor(self) -> Tensor:
-        """This rank's piece, flat; it may have no elements."""
-        return _home(self).own_piece()
+        """This rank's piece, flat; it may have no elements. It cannot be given other memory, see `ParameterPiece`."""
+        home = _home(self)
+        piece: Any = home.own_piece().as_subclass(ParameterPiece)
+        piece.name_of_parameter = home.name
+        return piece
+
+    @property
+    def ds_persist(self) -> bool:
+        """Whether it is small enough to stay whole between updates, by `stage3_param_persistence_threshold`."""
+        return _home(self).stays_gathered
+
+    def partition_numel(self) -> int:
+        """Elements of this rank's piece, which Lightning's summary of a model adds up."""
+        return self.ds_tensor.numel()
 
     @property
     def ds_active_sub_modules(self) -> set[int]:
         """Modules that use the parameter now, for scripts that clear it: always empty, for units are followed here."""
         return set()
+
+
+class ParameterPiece(Tensor):
+    """A rank's piece of a parameter, as scripts see it: a plain tensor, but that its `data` cannot be other memory.
+
+    Scripts move pieces off the device by `param.ds_tensor.data = ...` (ms-swift). Nothing would be freed by that here:
+    pieces of many parameters lie in one buffer, which is the engine's.
+    """
+
+    __torch_function__: Any = torch._C._disabled_torch_function_impl  # pyright: ignore
+    name_of_parameter: str
+
+    @property
+    def data(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The piece's memory."""
+        return memory_of(self).as_subclass(Tensor)
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        """Takes the memory that it has; refuses any other.
+
+        Raises:
+            ModelError: naming the parameter and the way out.
+        """
+        mine = memory_of(self)
+        if _place_of(value) == _place_of(mine):
+            return
+        raise ModelError(
+            f"model: `{self.name_of_parameter}`: ds_tensor.data is set to other memory "
+            f"({_words(value)}, in place of {_words(mine)}), and a rank's piece lies in a buffer of the engine",
+            hint="engine.offload_states() moves masters, optimizer states and gradients off the device until "
+            "engine.reload_states(), and `zero_optimization.offload_param` keeps pieces in host memory; new values go "
+            "into the parameter itself, inside dsrun.zero.GatheredParameters(param, modifier_rank=0)",
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """Copies the values into an ordinary tensor."""
+        return memo.setdefault(id(self), self.data.clone())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickles the values as those of an ordinary tensor."""
+        return self.data.clone().__reduce_ex__(protocol)
 
 
 class UncutParameter(EngineParameter):
@@ -245,6 +305,15 @@ class UncutParameter(EngineParameter):
     def ds_tensor(self) -> Tensor:
         """The values, flat."""
         return self.data.reshape(-1)
+
+    @property
+    def ds_persist(self) -> bool:
+        """Whether it stays whole between updates: always."""
+        return True
+
+    def partition_numel(self) -> int:
+        """Elements of what this rank has: all."""
+        return self.numel()
 
 
 def memory_of(param: Tensor) -> Tensor:
@@ -300,9 +369,9 @@ def set_class(param: nn.Parameter, kind: type[nn.Parameter]) -> None:
     bare.__class__ = kind
 
 
-def is_zero_param(tensor: Tensor) -> bool:
+def is_zero_param(parameter: Tensor) -> bool:
     """Whether a tensor is a sharded parameter."""
-    return hasattr(tensor, "ds_id")
+    return hasattr(parameter, "ds_id")
 
 
 def _whole_copy(param: nn.Parameter, *, gathers: bool = False) -> nn.Parameter | None:
@@ -317,6 +386,14 @@ def _whole_copy(param: nn.Parameter, *, gathers: bool = False) -> nn.Parameter |
     if home.status() is not ZeroParamStatus.AVAILABLE:
         return None
     return nn.Parameter(memory_of(param).clone(), requires_grad=param.requires_grad)
+
+
+def _place_of(tensor: Tensor) -> tuple[int, int, torch.dtype, torch.device]:
+    return tensor.data_ptr(), tensor.numel(), tensor.dtype, tensor.device
+
+
+def _words(tensor: Tensor) -> str:
+    return f"{tensor.numel()} of {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
 
 
 def _home(param: ShardedParameter) -> ParameterOwner:

@@ -9,7 +9,14 @@ import re
 import pytest
 import torch
 
-from dsrun.runtime.accelerator import Accelerator, get_accelerator, is_current_accelerator_supported
+from dsrun.contract.environment import RankInfo
+from dsrun.errors import InputError
+from dsrun.runtime.accelerator import (
+    DS_ACCELERATOR_ENV,
+    Accelerator,
+    get_accelerator,
+    is_current_accelerator_supported,
+)
 
 #: The methods and properties of DeepSpeed 0.19.8's `abstract_accelerator`, as observed.
 METHODS = frozenset(
@@ -82,6 +89,27 @@ def test_the_cpu_answers_as_torch_does() -> None:
     assert accelerator.current_device() == int(os.environ.get("LOCAL_RANK", "0"))
     check(accelerator)
     assert is_current_accelerator_supported()
+
+
+def test_on_the_cpu_each_rank_of_a_host_is_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.device_count():
+        pytest.skip("there is a GPU, which a process's accelerator then is")
+    accelerator = get_accelerator()
+    assert accelerator.device_count() == 1
+    place = RankInfo(rank=3, world_size=4, local_rank=1, local_world_size=2, master_port=1)
+    for name, value in place.to_env().items():
+        monkeypatch.setenv(name, value)
+    assert (accelerator.current_device(), accelerator.device_count()) == (1, 2)
+
+
+def test_another_accelerator_than_there_is_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = get_accelerator().device_name()
+    find = inspect.unwrap(get_accelerator)
+    monkeypatch.setenv(DS_ACCELERATOR_ENV, there)
+    assert find().device_name() == there
+    monkeypatch.setenv(DS_ACCELERATOR_ENV, "xpu")
+    with pytest.raises(InputError, match=f"DS_ACCELERATOR is 'xpu'; dsrun computes on {there} here"):
+        find()
 
 
 @pytest.mark.cuda

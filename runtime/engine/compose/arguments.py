@@ -10,13 +10,14 @@ import argparse
 import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
 
 from dsrun.config.text.source import ConfigSource
-from dsrun.contract.environment import CONFIG_ENV, RankInfo
-from dsrun.errors import InputError
+from dsrun.contract.environment import CONFIG_ENV, RankInfo, stands_for_deepspeed
+from dsrun.errors import ConfigError, InputError
 
 #: What an `mpu` is asked; parallelism of these kinds has size 1 here.
 _MPU_SIZES = (
@@ -29,14 +30,19 @@ _MPU_SIZES = (
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Adds `--deepspeed`, `--deepspeed_config` and `--local_rank` to a script's parser and returns it.
+    """Adds `--deepspeed` and `--deepspeed_config` to a script's parser and returns it.
 
-    `dsrun.initialize(args=...)` reads `args.deepspeed_config`.
+    `dsrun.initialize(args=...)` reads `args.deepspeed_config`. A script of dsrun's gets `--local_rank` too, unless it
+    has one; those of DeepSpeed bring it themselves, before or after this call.
     """
     group = parser.add_argument_group("dsrun", "training engine")
     group.add_argument("--deepspeed", action="store_true", help="accepted for scripts written for DeepSpeed; no effect")
     group.add_argument("--deepspeed_config", default=None, metavar="PATH", help="training config")
-    group.add_argument("--local_rank", type=int, default=-1, help="accepted; the environment's LOCAL_RANK decides")
+    if not stands_for_deepspeed():
+        with suppress(argparse.ArgumentError):  # the script has it
+            group.add_argument(
+                "--local_rank", type=int, default=-1, help="accepted; the environment's LOCAL_RANK decides"
+            )
     return parser
 
 
@@ -53,18 +59,18 @@ def config_source(
         config_params: DeepSpeed's older name of it.
 
     Raises:
-        InputError: there is none, or there are two that differ.
+        ConfigError: there is none, or there are two that differ.
     """
     words = args if isinstance(args, Mapping) else vars(args) if args is not None else {}
     given = [source for source in (config, config_params, words.get("deepspeed_config")) if source is not None]
     if len(given) > 1 and any(source != given[0] for source in given[1:]):
-        raise InputError(
+        raise ConfigError(
             f"dsrun.initialize: {len(given)} different configs were given: {', '.join(str(s)[:80] for s in given)}",
             hint="give one: config=, config_params= or args.deepspeed_config",
         )
     source = given[0] if given else os.environ.get(CONFIG_ENV)
     if source is None:
-        raise InputError(
+        raise ConfigError(
             "dsrun.initialize: no config was given",
             hint="pass config=, or start the script with `dsrun SCRIPT --config FILE`",
         )

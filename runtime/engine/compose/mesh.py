@@ -24,7 +24,7 @@ def mesh_of(request: Request, settings: Config, job: Job) -> ProcessGroupMesh:
     """
     updates = request.updates(settings)
     if updates:
-        check_trainable(request.model)
+        check_trainable(request.model, trains_none=request.trains_none)
     device = choose_device(present_backend(), job.info)
     mesh = make_mesh(axes_of(settings, job.info.world_size), job.info, device=device, observer=job.waits)
     check_same_everywhere(request.model, settings, request.assignment, request.training_data, mesh, updates=updates)

@@ -18,9 +18,37 @@ from ...optim.registry import OptimizerFactory, adopt, check_elementwise, factor
 from ...optim.schedules.registry import SCHEDULES
 from ...optim.sharded import ShardOptimizer
 from ...protocols import Scheduler
+from ..model.ownership import is_taken
 
 OptimizerLike = optim.Optimizer | OptimizerFactory
 SchedulerLike = Scheduler | Callable[[optim.Optimizer], Scheduler]
+
+
+def check_kinds(optimizer: object, lr_scheduler: object) -> None:
+    """Refuses what is neither an optimizer or a schedule nor a function that makes one, and an optimizer of an engine.
+
+    Args:
+        optimizer: argument of `initialize`.
+        lr_scheduler: argument of `initialize`.
+
+    Raises:
+        ModelError: naming the argument.
+    """
+    if optimizer is not None and not isinstance(optimizer, optim.Optimizer) and not callable(optimizer):
+        raise ModelError(
+            f"dsrun.initialize: optimizer is a {type(optimizer).__name__}; expected a torch.optim.Optimizer",
+            hint="or a function that makes one of group dicts; None for the config's",
+        )
+    if is_taken(optimizer):
+        raise ModelError(
+            "dsrun.initialize: optimizer is the one of an earlier engine, and steps the shards of that engine",
+            hint="make a new optimizer over the model's parameters; a checkpoint of the earlier engine has its states",
+        )
+    if lr_scheduler is not None and not callable(lr_scheduler) and not hasattr(lr_scheduler, "step"):
+        raise ModelError(
+            f"dsrun.initialize: lr_scheduler is a {type(lr_scheduler).__name__}, which has no `step`",
+            hint="pass a schedule, or a function that makes one of the optimizer; None for the config's",
+        )
 
 
 def groups_of(optimizer: OptimizerLike | None) -> list[dict[str, Any]] | None:

@@ -19,7 +19,7 @@ from ...late_compiler import postpone_compiler
 from ...optim.groups import GroupAssignment, assign_groups
 from ..model.ownership import check_unwrapped
 from .arguments import config_source
-from .optimizer import OptimizerLike, SchedulerLike, groups_of
+from .optimizer import OptimizerLike, SchedulerLike, check_kinds, groups_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,7 @@ class Request:
         collate_fn: Function that makes a batch of samples.
         source: The config, unread.
         assignment: Optimizer groups of the parameters.
+        trains_none: Whether the script names no parameter at all, as Lightning where it evaluates.
         mpu: Groups of a script that has other parallelism.
         mesh_param: Sizes that a script names, for DeepSpeed's calls.
         dist_init_required: False where the script has joined its process group already.
@@ -47,6 +48,7 @@ class Request:
     collate_fn: Callable[[list[Any]], Any] | None
     source: ConfigSource
     assignment: GroupAssignment
+    trains_none: bool
     mpu: object
     mesh_param: Sequence[int] | None
     dist_init_required: bool | None
@@ -80,12 +82,15 @@ def read_request(
     """
     if model is None:
         raise ModelError("dsrun.initialize: model is None", hint="pass model=, a torch.nn.Module")
+    check_kinds(optimizer, lr_scheduler)
     check_unwrapped(model)
     postpone_compiler()
     source = config_source(args, config, config_params)
     heartbeat = process_writer()
     heartbeat.beat(phase="build")
     groups = groups_of(optimizer)
+    given = None if model_parameters is None else list(model_parameters)
+    trains_none = optimizer is None and given == []
     argument = "optimizer" if groups else "model_parameters"
     return Request(
         model=model,
@@ -94,7 +99,8 @@ def read_request(
         training_data=training_data,
         collate_fn=collate_fn,
         source=source,
-        assignment=assign_groups(model, groups or model_parameters, argument=argument),
+        assignment=assign_groups(model, groups or (None if trains_none else given), argument=argument),
+        trains_none=trains_none,
         mpu=mpu,
         mesh_param=mesh_param,
         dist_init_required=dist_init_required,

@@ -5,10 +5,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from types import MethodType
 from typing import Any
+from weakref import WeakMethod
 
+import torch
 from torch import nn, optim
 
+from dsrun.config.config import Config
+from dsrun.errors import ModelError
+
+from ...optim.algorithms.deepspeed_classes import FusedAdam
+from ...optim.sharded import ShardOptimizer
 from ..offload_states import OffloadedStates
 
 
@@ -55,3 +65,58 @@ def give_calls(optimizer: optim.Optimizer, states: OffloadedStates, *, shards_pa
     told.reload_states = states.move_back
     if shards_parameters:
         told.parameter_offload = ParameterOffload()
+
+
+def name_class(optimizer: optim.Optimizer, settings: Config, *, compute: torch.dtype) -> None:
+    """Says as `deepspeed_class` which of DeepSpeed's classes stands around such an optimizer there, if one does.
+
+    `isinstance` by the classes in `runtime/deepspeed/optimizer_types.py` reads it. As DeepSpeed 0.19.8 chooses.
+
+    Args:
+        optimizer: optimizer that the script is handed.
+        settings: the config.
+        compute: dtype of parameters in forward.
+    """
+    zero = settings.zero_optimization
+    is_mixed = compute == torch.bfloat16 and settings.data_types.grad_accum_dtype == "fp32"
+    name = None
+    if zero.stage == 3:
+        name = "DeepSpeedZeroOptimizer_Stage3"
+    elif zero.stage == 1 and is_mixed and zero.offload_optimizer.device == "none":
+        name = "BF16_Optimizer"
+    elif zero.stage > 0:
+        name = "DeepSpeedZeroOptimizer"
+    elif compute in (torch.float16, torch.bfloat16):
+        name = "FP16_Optimizer" if type(optimizer) is FusedAdam else "FP16_UnfusedOptimizer"
+    told: Any = optimizer
+    told.deepspeed_class = name
+
+
+def give_step(optimizer: optim.Optimizer, shards: ShardOptimizer, update: WeakMethod[Callable[[], None]]) -> None:
+    """Lets the optimizer's own `step` update the parameters, as Lightning Fabric calls it in the engine's place.
+
+    What the engine itself calls, and what schedules have wrapped, stays below it.
+
+    Args:
+        optimizer: optimizer that the script is handed.
+        shards: stepper that the engine calls.
+        update: engine's update of the parameters.
+    """
+    own: Callable[[], Any] = optimizer.step
+
+    # A schedule that is made later wraps the function of a bound method, and finds its marks on one that is wrapped.
+    @wraps(own)
+    def step(_: optim.Optimizer, closure: Callable[[], Any] | None = None) -> None:
+        engine_step = None if shards.is_stepping else update()
+        if engine_step is None:
+            own()
+        elif closure is not None:
+            raise ModelError(
+                "optimizer.step: got a closure, which nobody would call",
+                hint="call engine.backward(loss) first, and step() without arguments",
+            )
+        else:
+            engine_step()
+
+    told: Any = optimizer
+    told.step = MethodType(step, optimizer)

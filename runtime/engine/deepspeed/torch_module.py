@@ -6,6 +6,7 @@ torch's own; what would take the model's parameters out of the engine's memory i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, NoReturn
@@ -52,10 +53,10 @@ class TorchModule(nn.Module):
         """
         with torch.no_grad():
             for dtype, device in {(each.dtype, each.device) for each in chain(self.parameters(), self.buffers())}:
-                probe = torch.empty(1, dtype=dtype, device=device)
+                probe = _probe(dtype, device)
                 was_shared = probe.is_shared()
                 result = fn(probe)
-                if result is not probe or probe.is_shared() != was_shared:
+                if not (result is probe or _is_move_to_cpu(probe, result)) or probe.is_shared() != was_shared:
                     _refuse_change(probe, result)
         return self
 
@@ -72,6 +73,18 @@ class TorchModule(nn.Module):
             hint="`engine.save_checkpoint` saves all there is; `torch.save(engine.module_state_dict(), ...)` the "
             "weights",
         )
+
+
+def _probe(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns a tensor whose bytes are found nowhere else."""
+    return torch.tensor(list(os.urandom(16)), dtype=torch.uint8, device=device).view(dtype)
+
+
+def _is_move_to_cpu(before: Tensor, after: Tensor) -> bool:
+    """Whether a tensor of the CPU was moved to `cpu:0`, which is where it is: torch copies it all the same."""
+    if (before.dtype, before.device) != (after.dtype, after.device) or before.device.type != "cpu":
+        return False
+    return not after.is_shared() and torch.equal(before.view(torch.uint8), after.view(torch.uint8))
 
 
 def _refuse_change(before: Tensor, after: Tensor) -> NoReturn:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from dsrun.errors import ModelError
+from dsrun.errors import DsrunError, ModelError
 
 from ...compat import without_overrides
 from ...zero.access.pieces import OTHER_MEMORY_HINT, other_memory
@@ -85,6 +85,8 @@ class ModelGuard:
         """
         try:
             yield
+        except DsrunError:
+            raise
         except RuntimeError:
             self.check_memory()
             raise

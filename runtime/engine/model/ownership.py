@@ -57,7 +57,7 @@ def check_unwrapped(model: object) -> None:
                 hint="pass the plain model; the engine takes the wrapper's place",
             )
         taken = module.__dict__.get(_TAKEN)
-        if isinstance(taken, _Taken) and (taken.is_left() or _hand_over(taken)):
+        if isinstance(taken, _Taken) and (taken.is_left() or _hand_over(taken, model)):
             taken.release()
         elif taken:
             raise ModelError(
@@ -66,16 +66,23 @@ def check_unwrapped(model: object) -> None:
             )
 
 
-def _hand_over(taken: _Taken) -> bool:
-    """Ends an engine that only evaluates, where a script of DeepSpeed's makes another one of the same model.
+def is_taken(optimizer: object) -> bool:
+    """Whether an optimizer is, or was, the one of an engine."""
+    return getattr(optimizer, _TAKEN, False) is True
 
-    TRL evaluates a reference before training, and keeps that engine.
+
+def _hand_over(taken: _Taken, model: nn.Module) -> bool:
+    """Ends an engine where a script of DeepSpeed's makes another one of the same model; values stay, states do not.
+
+    TRL evaluates a reference before training, and keeps that engine; others initialize anew for each epoch, and still
+    refer to the last engine meanwhile. One that trains a part of the model is another matter, and stays.
     """
     engine: Any = taken.engine()
-    if not stands_for_deepspeed() or engine.optimizer is not None:
+    if not stands_for_deepspeed() or (engine.optimizer is not None and engine.module is not model):
         return False
     if engine.global_rank == 0:
-        print("dsrun: the engine that evaluated this model has ended, for another one takes it over", flush=True)
+        does = "evaluated" if engine.optimizer is None else "trained"
+        print(f"dsrun: the engine that {does} this model has ended, for another one takes it over", flush=True)
     engine.destroy()
     return True
 
@@ -121,6 +128,7 @@ def take_over(
     if optimizer is not None:
         optimizer.add_param_group = _refuse_group
         told: Any = optimizer
+        setattr(told, _TAKEN, True)
         told.cur_scale = told.loss_scale = loss_scale
         told.overflow = False
 

@@ -59,11 +59,11 @@ class GlobalSteps:
         self._peaks = peaks
         self._report = report
 
-    def take(self, lr_kwargs: Mapping[str, Any], *, stop_request: Callable[[], float]) -> None:
+    def take(self, lr_kwargs: Mapping[str, Any] | None, *, stop_request: Callable[[], float]) -> None:
         """Updates the parameters from the accumulated gradients.
 
         Args:
-            lr_kwargs: Arguments of the schedule's `step`.
+            lr_kwargs: Arguments of the schedule's `step`; None: the script steps the schedule itself.
             stop_request: Function that returns the number by which this rank tells the others of a signal, see
                 `stop_signals`.
 
@@ -91,7 +91,7 @@ class GlobalSteps:
         note_outcome(update.optimizer, overflow=not result.applied, loss_scale=update.loss_scale.value)
         lr = update.learning_rates()
         if result.applied:
-            if update.scheduler is not None:
+            if update.scheduler is not None and lr_kwargs is not None:
                 advance: Any = update.scheduler.step
                 advance(**lr_kwargs)
         else:

@@ -94,6 +94,11 @@ class UnitHome(ParameterOwner):
             return ZeroParamStatus.AVAILABLE
         return self.access.pieces.store.status(self.unit)
 
+    @property
+    def stays_gathered(self) -> bool:
+        """See `ParameterOwner`."""
+        return self.unit is not None and self.access.pieces.store.stays(self.unit)
+
     def settle(self) -> None:
         """See `ParameterOwner`: and what a script has written to parameters is in their masters.
 

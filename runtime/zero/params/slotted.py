@@ -304,6 +304,10 @@ class SlottedStore:
             return ZeroParamStatus.INFLIGHT
         return ZeroParamStatus.AVAILABLE if slot.users > 0 else ZeroParamStatus.NOT_AVAILABLE
 
+    def stays(self, unit: ParamUnit) -> bool:
+        """See `ParamStore`."""
+        return self._stays(self._place_of[unit.index])
+
     def take_fingerprint(self) -> int:
         """See `ParamStore`."""
         return self._log.take()

@@ -72,6 +72,10 @@ class ParamStore(Protocol):
         """Whether the unit's parameters may be read now."""
         ...
 
+    def stays(self, unit: ParamUnit) -> bool:
+        """Whether nothing else ever lies where the unit's parameters are gathered, so they are gathered once a step."""
+        ...
+
     def take_fingerprint(self) -> int:
         """Returns 32 bits that tell apart what was gathered, in order, since they were last taken."""
         ...
@@ -123,6 +127,10 @@ class ResidentStore:
     def status(self, unit: ParamUnit) -> ZeroParamStatus:
         """See `ParamStore`: always."""
         return ZeroParamStatus.AVAILABLE
+
+    def stays(self, unit: ParamUnit) -> bool:
+        """See `ParamStore`: they are never gathered."""
+        return True
 
     def take_fingerprint(self) -> int:
         """See `ParamStore`: nothing is gathered."""

@@ -28,8 +28,8 @@ from ..partition_parameters import is_zero_param
 _LEAF = "_z3_leaf"
 
 
-class LeafNotFoundError(ModelError, ValueError):
-    """No module of the model is what was asked for; a ValueError too, as scripts written for DeepSpeed expect."""
+class LeafNotFoundError(ModelError):
+    """No module of the model is what was asked for."""
 
 
 def is_leaf(model: nn.Module) -> bool:

@@ -95,7 +95,7 @@ def test_an_engine_over_a_model_in_evaluation_begins_there() -> None:
 def test_moves_and_conversions_that_change_nothing_pass_and_others_are_refused_by_name(stage: int) -> None:
     engine = engine_of(stage=stage)
     parent = nn.Sequential(engine)
-    parent.to("cpu").to(torch.float32).float().cpu()
+    parent.to("cpu").to(torch.float32).float().cpu().to("cpu:0")
     for change in (parent.half, parent.double, lambda: parent.to(torch.bfloat16), engine.bfloat16):
         with pytest.raises(ModelError, match=r"engine: its parameters would get \w+ on cpu in place of float32 on"):
             change()
@@ -307,7 +307,7 @@ def _destroy_the_old_one(stage: int) -> tuple[bool, str]:
     train(engine, range(1), samples=4)
     has_grad = dsrun.utils.safe_get_full_grad(next(model.parameters())) is not None
     try:
-        make_engine(config(stage, micro=2), model=model)
+        make_engine(config(stage, micro=2), model=nn.Sequential(model))  # which the engine has a part of
     except ModelError as error:
         return has_grad, str(error)
     return has_grad, ""
