@@ -1,20 +1,26 @@
-"""Every name that docs/reference/deepspeed-api.md lists is there, or absent with the reason that the page gives."""
+"""DeepSpeed's names under dsrun's own, and on the engine: what docs/reference/deepspeed-api.md lists is there.
+
+What is not says why, as the page does. What `import deepspeed` gives: tests/shared/as_deepspeed/test_names.py.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
 from functools import reduce
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import deepspeed_api
 import pytest
 from torch import nn
 
 import dsrun
-from dsrun.deepspeed_missing import PACKAGE
+from dsrun.deepspeed_missing import BY_NAME
+from dsrun.runtime.accelerator import get_accelerator
 from dsrun.runtime.engine.deepspeed.missing import ENGINE
+from support import deepspeed_engine
+from support.deepspeed_names import KNOWN, ROWS, SURFACE
 from support.models import loss_of
 from support.training import batches, config, make_engine
 
@@ -64,32 +70,69 @@ ARGUMENTS = {
     "ops.adagrad.DeepSpeedCPUAdagrad": "model_params lr eps weight_decay amsgrad fp32_optimizer_states",
 }
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "deepspeed-api.md"
+ENGINE_NAMES = [name for row in deepspeed_engine.ROWS for name in row.names.split()]
 
 
-def rows(section: str) -> list[tuple[list[str], str]]:
-    """(names, remark) of each row of the table below a heading."""
-    text = PAGE.read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
-    cells = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
-    return [(re.findall(r"`([^`]+)`", first), second.strip()) for first, second in cells]
+def test_the_page_is_made_from_the_tables() -> None:
+    assert deepspeed_api.PAGE.read_text() == deepspeed_api.page(), "run `python scripts/deepspeed_api.py`"
 
 
-def names(section: str) -> list[str]:
-    return [name for row, _ in rows(section) for name in row]
+def test_names_of_the_package_are_there() -> None:
+    for row in ROWS:
+        for path in row.paths(row.modules_in_order()[0]) if row.is_own() else ():
+            owner: Any = reduce(getattr, path.split(".")[:-1], dsrun)
+            assert getattr(owner, path.split(".")[-1]) is not None, path
+            # What `comm` has of torch.distributed, it does not list.
+            assert row.home == "torch.distributed" or path.split(".")[-1] in dir(owner), path
 
 
-@pytest.mark.parametrize("name", names("The package"))
-def test_a_name_of_the_package_is_there(name: str) -> None:
-    found = reduce(getattr, name.split("."), dsrun)
-    assert found is not None
-    owner: Any = reduce(getattr, name.split(".")[:-1], dsrun)
-    assert name.split(".")[-1] in [*dir(owner), *dir(type(owner))]
+def test_names_that_only_drop_in_mode_has_say_so() -> None:
+    owners = ("", "utils", "zero", "comm", "checkpointing")
+    said: list[str] = []
+    for known in KNOWN:
+        owner, _, name = known.path.rpartition(".")
+        module: Any = reduce(getattr, owner.split("."), dsrun) if owner in owners and owner else dsrun
+        if owner in owners and not hasattr(module, name) and "version_names" not in known.home:
+            with pytest.raises(AttributeError, match=r"`dsrun --as-deepspeed`$"):
+                getattr(module, name)
+            said.append(known.path)
+    assert "get_accelerator" in said
+    assert "utils.zero_to_fp32" not in said
+    for name in ("accelerator", "elasticity", "checkpoint"):
+        with pytest.raises(AttributeError, match=r"`dsrun --as-deepspeed`$"):
+            getattr(dsrun, name)
 
 
 def test_every_name_of_the_engine_is_there_and_its_own() -> None:
     engine = make_engine(config(3, micro=2))
-    for name in names("The engine"):
+    for name in ENGINE_NAMES:
         assert name in engine.__dict__ or name in engine._modules or hasattr(type(engine), name), name
+
+
+def test_methods_of_the_engine_take_what_deepspeeds_take() -> None:
+    methods = SURFACE["class runtime.engine.DeepSpeedEngine"]
+    for row in deepspeed_engine.ROWS:
+        for name in row.names.split():
+            wanted = [part for part in methods.get(name, ()) if part not in row.lacks.split()]
+            found = inspect.signature(getattr(dsrun.Engine, name)).parameters if wanted else {}
+            assert [part for part in found if part in wanted] == wanted, name
+
+
+def test_every_method_of_deepspeeds_engines_is_in_the_table_or_has_a_reason() -> None:
+    methods = {*SURFACE["class runtime.engine.DeepSpeedEngine"], *SURFACE["class runtime.pipe.engine.PipelineEngine"]}
+    assert sorted(methods - {*ENGINE_NAMES, *ENGINE}) == []
+
+
+def test_every_method_of_deepspeeds_accelerators_is_there_or_has_a_reason() -> None:
+    accelerator = get_accelerator()
+    for name, wanted in SURFACE["class accelerator.abstract_accelerator.DeepSpeedAccelerator"].items():
+        if hasattr(accelerator, name):
+            found: Any = getattr(accelerator, name)
+            taken = inspect.signature(found).parameters if wanted else ()
+            assert [part for part in taken if part in wanted] == list(wanted), name
+        else:
+            with pytest.raises(AttributeError, match=f"get_accelerator\\(\\).{name} is not there: .+"):
+                getattr(accelerator, name)
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
@@ -116,16 +159,26 @@ def test_forward_by_its_name_is_a_call_of_the_engine(stage: int) -> None:
     assert losses[0] == losses[1]
 
 
-def test_names_that_are_not_there_say_what_to_use_instead_as_the_page_does() -> None:
+def test_names_that_are_not_there_say_what_to_use_instead() -> None:
+    for name in (name for name in BY_NAME if not name.endswith(".*")):
+        owner: Any = dsrun
+        for part in name.split("."):
+            if not hasattr(owner, part):
+                break
+            owner = getattr(owner, part)
+        else:
+            pytest.fail(f"{name} is there now: take it off the list")
+        if "__getattr__" in vars(owner):  # else a package of dsrun's own, and no face
+            with pytest.raises(AttributeError, match=f"({re.escape(BY_NAME[name])}|`dsrun --as-deepspeed`)$"):
+                getattr(owner, part)
+
+
+def test_names_of_the_engine_that_are_not_there_say_what_to_use_instead() -> None:
     engine = make_engine(config(1, micro=2), model=nn.Linear(3, 3))
-    listed = {name: remark for (name,), remark in rows("What is not here")}
-    assert listed == {**PACKAGE, **{f"engine.{name}": reason for name, reason in ENGINE.items()}}
-    for name, remark in listed.items():
-        *path, last = name.split(".")
-        owner: Any = engine if path == ["engine"] else reduce(getattr, path, dsrun)
-        assert not hasattr(owner, last), f"{name} is there now: take it off the list"
-        with pytest.raises(AttributeError, match=re.escape(remark)):
-            getattr(owner, last)
+    for name, reason in ENGINE.items():
+        assert not hasattr(engine, name), f"{name} is there now: take it off the list"
+        with pytest.raises(AttributeError, match=re.escape(reason)):
+            getattr(engine, name)
 
 
 def test_faces_are_modules_and_an_unknown_name_has_no_reason() -> None:

@@ -125,11 +125,11 @@ def run(kind: str, target: str, arguments: Sequence[str]) -> None:
             _run_module(target, arguments)
         else:
             _run_script(target, arguments)
-        _note_no_engine()
+        _note_no_engine(target)
         gloo_exit.program_ended()
     except SystemExit as end:
         if end.code in (None, 0):
-            _note_no_engine()
+            _note_no_engine(target)
             gloo_exit.program_ended()
         raise
     except DsrunError as error:
@@ -224,12 +224,14 @@ def _stand_for_deepspeed(*, position: int) -> None:
         install(position=position)
 
 
-def _note_no_engine() -> None:
+def _note_no_engine(program: str) -> None:
     """Says of a program that ended well and is written for DeepSpeed that it has trained without, or not at all.
 
     What the processes that it has started did is not known here: where most of the work was theirs, nothing is said.
+    DeepSpeed's own tools, `-m deepspeed.checkpoint.ds_to_universal` and the like, train nothing.
     """
-    if not stands_for_deepspeed() or has_made_engine() or not is_first_rank():
+    is_tool = program.startswith("deepspeed.")
+    if is_tool or not stands_for_deepspeed() or has_made_engine() or not is_first_rank():
         return
     spent = os.times()
     if spent.children_user + spent.children_system > spent.user + spent.system:

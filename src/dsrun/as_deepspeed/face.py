@@ -13,12 +13,16 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import PathFinder
+from types import ModuleType
 from typing import Any
 
 import dsrun
 from dsrun.contract.environment import AS_DEEPSPEED_ENV, SAID_DEEPSPEED_ENV, is_first_rank
-from dsrun.deepspeed_missing import missing_module
+from dsrun.deepspeed_missing import missing, missing_module
 from dsrun.faces import Table, lazy_face
+
+#: Packages whose modules the face has.
+_PACKAGES = ("deepspeed", "dsrun")
 
 
 def begin() -> None:
@@ -60,13 +64,17 @@ def face(
         for home, entries in (table or {}).items()
     }
     names, get, listing = lazy_face(module, listed, beyond=beyond)
+    sys.modules[module].__class__ = _Module
 
     def get_name(name: str) -> Any:
         if name == "__path__":
             return []
         if name not in names and not name.startswith("_") and _has_submodule(module, name):
             return importlib.import_module(f"{module}.{name}")
-        return get(name)
+        found = get(name)
+        if isinstance(found, ModuleType) and found.__name__.partition(".")[0] not in _PACKAGES:
+            raise missing(module, name)  # a module of torch's that `beyond` happens to have under this name
+        return found
 
     return names, get_name, listing
 
@@ -76,6 +84,17 @@ def _has_submodule(module: str, name: str) -> bool:
     return bool(path) and PathFinder.find_spec(f"{module}.{name}", path) is not None
 
 
+class _Module(ModuleType):
+    """A module of the face: a name that it lists stays, where a submodule of that name is imported, as in DeepSpeed."""
+
+    __all__: list[str]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        is_submodule = isinstance(value, ModuleType) and value.__name__ == f"{self.__name__}.{name}"
+        if not (is_submodule and name in self.__all__):
+            super().__setattr__(name, value)
+
+
 class _LastFinder:
     """Refuses what no other finder has found below `deepspeed`, with the reason."""
 
@@ -83,8 +102,9 @@ class _LastFinder:
         if not name.startswith("deepspeed.") or _only_asks():
             return
         parent, _, leaf = name.rpartition(".")
-        if not hasattr(sys.modules.get(parent), leaf):  # else it is there and no module, which python says itself
-            raise missing_module(name)
+        if hasattr(sys.modules.get(parent), leaf):
+            raise ModuleNotFoundError(f"{name} is an attribute and no module: write `from {parent} import {leaf}`")
+        raise missing_module(name)
 
 
 def _only_asks() -> bool:

@@ -12,7 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from safetensors.torch import load_file
 
 from dsrun.as_deepspeed.commands.exported import exported_files, read_exported
 from dsrun.as_deepspeed.commands.options import parse
-from dsrun.as_deepspeed.commands.runner import prepare, shown
+from dsrun.as_deepspeed.commands.runner import EXPORT_ENVS, prepare, shown
+from dsrun.as_deepspeed.commands.tools import REFUSED
 from dsrun.as_deepspeed.commands.translate import Translation
 from dsrun.as_deepspeed.search_path import BIN, variables
 from dsrun.as_deepspeed.version import STANDARD
@@ -187,7 +188,7 @@ def test_variables_of_the_file_go_to_ranks_of_several_hosts_by_name_alone(
     assert (
         capfd.readouterr().err == "dsrun: deepspeed: .deepspeed_env: dsrun's to set: DSRUN_AS_DEEPSPEED, WORLD_SIZE\n"
     )
-    line = "dsrun run --as-deepspeed --hostfile hosts --env ... (5 variables of .deepspeed_env) train.py ..."
+    line = "dsrun run --as-deepspeed --hostfile hosts --env ... (5 variables) train.py ..."
     assert shown(several.words, options) == line
     plan = invoke(several.words[0], "--dry-run", *several.words[1:])
     assert plan.exit_code == 0, plan.stderr
@@ -197,6 +198,30 @@ def test_variables_of_the_file_are_not_for_one_host_alone(exported: Path) -> Non
     for words in ("train.py", "--hostfile one train.py", "--hostfile hosts --no_ssh --node_rank 1 train.py"):
         assert "A" not in translated(f"{words} A --quiet").words[:-2], words
         assert "A" not in os.environ
+
+
+def test_variables_that_a_script_adds_to_the_list_go_to_ranks_of_several_hosts(
+    exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (exported / ".deepspeed_env").write_text("MLFLOW_RUN=of the file\n")
+    values = {"MLFLOW_RUN": "here", "WANDB_API_KEY": "secret", "PYTHONHASHSEED": "0", "WORLD_SIZE_HINT": "4"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    words = ["--hostfile", "hosts", "--no_local_rank", "train.py"]
+
+    def sent(words: Sequence[str]) -> list[str]:
+        found = prepare(parse(words)).words
+        return sorted(found[at + 1] for at, word in enumerate(found) if word == "--env")
+
+    assert sent(words) == ["A", "B", "MLFLOW_RUN"]  # PYTHON... is what dsrun sends unasked
+    # As gpt-neox's launcher does, by `deepspeed.launcher.runner.EXPORT_ENVS`.
+    EXPORT_ENVS.append("WANDB_API_KEY")
+    try:
+        assert sent(words) == ["A", "B", "MLFLOW_RUN", "WANDB_API_KEY"]
+        assert sent(["--no_local_rank", "train.py"]) == []
+    finally:
+        EXPORT_ENVS.remove("WANDB_API_KEY")
+    assert os.environ["MLFLOW_RUN"] == "of the file"
 
 
 def test_a_file_of_variables_that_others_can_write_or_a_shell_would_expand_is_refused(work: Path) -> None:
@@ -223,7 +248,14 @@ def test_commands_run_with_the_interpreter_of_the_job_and_the_report_says_what_d
     head, *_ = report.stdout.splitlines()
     assert head.startswith("deepspeed is dsrun 0.2.0: 0.19.8+dsrun by its metadata, in ")
     assert "\ncpu " in report.stdout
-    wrong = run("deepspeed", "--numgpus", "2", "train.py", cwd=tmp_path)
+    short = run("dsr", cwd=tmp_path)
+    assert short.stdout.splitlines()[:3] == report.stdout.splitlines()[:3]
+    for name in REFUSED:
+        refused = run(name, "x", cwd=tmp_path)
+        assert (refused.exit_code, refused.stdout) == (2, ""), name
+        assert refused.stderr.startswith(f"error: {name}: "), name
+        assert "\nhint: " in refused.stderr, name
+    wrong = run("ds", "--numgpus", "2", "train.py", cwd=tmp_path)
     assert (wrong.exit_code, wrong.stdout) == (2, "")
     assert wrong.stderr == "error: deepspeed: there is no option `--numgpus`\nhint: did you mean `--num_gpus`?\n"
 

@@ -168,6 +168,9 @@ def test_a_program_that_made_no_engine_is_told_of_unless_its_children_did_the_wo
     told = {name: NO_ENGINE in python(*RUN, f"{name}.py", cwd=work).stderr for name in ("none", "engine", "fails")}
     assert told == {"none": True, "engine": False, "fails": False}
     assert NO_ENGINE not in python(*RUN, "starts.py", cwd=work).stderr
+    tool = python(*RUN, "-m", "deepspeed.launcher.runner", "--help", cwd=work)
+    assert "--include" in tool.stdout
+    assert NO_ENGINE not in tool.stderr
 
 
 def test_variables_of_another_host_are_made_anew_with_this_hosts_folder() -> None:

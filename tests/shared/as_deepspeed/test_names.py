@@ -13,8 +13,9 @@ import pytest
 
 from dsrun.as_deepspeed.search_path import SITE
 from dsrun.as_deepspeed.version import STANDARD, full_version
+from dsrun.deepspeed_missing import BY_NAME
 from support.cli import clean_environment
-from support.deepspeed_names import FIRST_TIER, Known
+from support.deepspeed_names import ABSENT, ATTRIBUTES, KNOWN, SURFACE
 
 #: Import statements and lookups of names that are not there, and what each says.
 MISSING = {
@@ -24,11 +25,25 @@ MISSING = {
     "from deepspeed.moe.layer import MoE": "ModuleNotFoundError: deepspeed.moe is not there: a model's own experts",
     "from deepspeed.inference.v2 import x": "ModuleNotFoundError: deepspeed.inference is not there: dsrun trains",
     "from deepspeed.runtime.zero import TiledLinear": "deepspeed.runtime.zero.TiledLinear is not there: a large Linear",
-    "from deepspeed.utils.logging import no_such": "deepspeed.utils.logging.no_such is not there: dsrun has no such",
-    "import deepspeed.utils.logging.no_such": "deepspeed.utils.logging.no_such is not there: dsrun has no such",
-    "deepspeed.comm.comm.log_summary": "has no attribute 'log_summary': every step is a line of records.jsonl",
-    "import deepspeed.zero": "ModuleNotFoundError: No module named 'deepspeed.zero'",
+    "from deepspeed.runtime.zero.stage3 import x": "deepspeed.runtime.zero.stage3.x is not there: dsrun's ZeRO",
+    "from deepspeed.utils import no_such": "deepspeed.utils.no_such is not there: dsrun has no such",
+    "import deepspeed.utils.no_such": "deepspeed.utils.no_such is not there: dsrun has no such",
+    "deepspeed.no_such": "module 'deepspeed' has no attribute 'no_such': dsrun has no such name",
+    "import deepspeed.zero": "deepspeed.zero is an attribute and no module: write `from deepspeed import zero`",
     "deepspeed.get_accelerator().create_op_builder": "create_op_builder is not there: nothing is compiled",
+    # Names that DeepSpeed had before 0.19.8, and that scripts still import.
+    "from deepspeed.ops.sparse_attention import SparseSelfAttention": "attention is the model's own",
+    "from deepspeed.compression.compress import init_compression": "dsrun trains weights as they are",
+    "from deepspeed.compression.helper import recursive_getattr": "operator.attrgetter and model.set_submodule do what",
+    "from deepspeed.runtime.fp16.onebit.adam import OnebitAdam": "DeepSpeed 0.19.8 has no 1-bit optimizers either",
+    "from deepspeed.runtime.config import ONEBIT_LAMB_OPTIMIZER": "DeepSpeed 0.19.8 has no 1-bit optimizers either",
+    "deepspeed.zero.MiCS_Init": "shards are cut over all ranks: use zero.Init",
+    "from deepspeed.runtime.zero.mics_utils import x": "shards are cut over all ranks: use zero.Init",
+    "from deepspeed.runtime.progressive_layer_drop import ProgressiveLayerDrop": "DeepSpeed 0.19.8 has dropped it too",
+    "from deepspeed.runtime.eigenvalue import Eigenvalue": "DeepSpeed 0.19.8 has dropped it too",
+    "from deepspeed.moe.utils import is_moe_param": "a model's own experts are trained as they are",
+    "from deepspeed.ops import __compatible_ops__": "nothing is compiled",
+    "from deepspeed.ops.op_builder import CPUAdamBuilder": "nothing is compiled; dsrun.ops has the optimizers",
 }
 
 _LOOK = """
@@ -36,12 +51,14 @@ import importlib, importlib.util, inspect, json, sys
 sys.path.insert(0, {site!r})
 import deepspeed
 assert "torch" not in sys.modules, "the face imports no torch"
-known, missing = {known!r}, {missing!r}
+known, missing, absent, attributes = {known!r}, {missing!r}, {absent!r}, {attributes!r}
 
 def look(package, path):
-    found = importlib.import_module(package)
-    for name in path.split("."):
+    found, parts = importlib.import_module(package), path.split(".")
+    for at, name in enumerate(parts):
         found = getattr(found, name)
+        if at + 1 < len(parts) and callable(found):  # a function hides the module of its name, as in DeepSpeed
+            found = importlib.import_module(".".join([package, *parts[:at + 1]]))
     return found
 
 def by_import(path):
@@ -50,26 +67,45 @@ def by_import(path):
     exec(f"from {{module}} import {{name}} as found", space)
     return space["found"]
 
+def parameters_of(found):
+    try:
+        return list(inspect.signature(found).parameters)
+    except (TypeError, ValueError):  # of no function of Python's
+        return None
+
+def words(statement):
+    try:
+        exec(statement)
+    except Exception as error:
+        return f"{{type(error).__name__}}: {{error}}"
+    return "nothing"
+
 names = {{}}
-for path, home, parameters in known:
+for path, home, parameters, _ in known:
     try:
         found = look("deepspeed", path)
         module, _, name = home.rpartition(".")
+        taken = parameters_of(found)
         names[path] = {{
-            # `deepspeed.zero` is an attribute and no module, as in DeepSpeed itself.
-            "imported": path.startswith(("zero.", "checkpointing.")) or by_import(path) is found,
-            "same": not home or getattr(importlib.import_module(module), name) is found,
-            "unknown": [name for name in parameters if name not in inspect.signature(found).parameters],
+            "imported": path.split(".")[0] in attributes or by_import(path) is found,
+            "same": getattr(importlib.import_module(module), name) is found,
+            "taken": list(parameters) if taken is None else [name for name in taken if name in parameters],
         }}
     except Exception as error:
         names[path] = repr(error)
-said = {{}}
-for statement in missing:
-    try:
-        exec(statement)
-        said[statement] = "nothing"
-    except Exception as error:
-        said[statement] = f"{{type(error).__name__}}: {{error}}"
+
+refused = {{}}
+for module, entries in {surface!r}:
+    path = "deepspeed." + module if module else "deepspeed"
+    said = words("import " + path)
+    if said != "nothing":
+        refused[module] = [said, words("look('deepspeed', " + repr(module) + ")")]
+        continue
+    for name in entries:
+        if not hasattr(importlib.import_module(path), name):
+            by_attribute = f"getattr(importlib.import_module({{path!r}}), {{name!r}})"
+            refused[module + "." + name] = [words(f"from {{path}} import {{name}}"), words(by_attribute)]
+
 constructors = deepspeed.runtime.zero.partition_parameters
 before = constructors._orig_torch_arange
 constructors._orig_torch_arange = set
@@ -77,7 +113,12 @@ patched = constructors._orig_torch_arange is set
 constructors._orig_torch_arange = before
 print(json.dumps({{
     "names": names,
-    "said": said,
+    "said": {{statement: words(statement) for statement in missing}},
+    "absent": {{path: words("look('deepspeed', " + repr(path) + ")") for path in absent}},
+    "refused": refused,
+    "listed": {{
+        name: list(module.__all__) for name, module in sys.modules.items() if name.split(".")[0] == "deepspeed"
+    }},
     "asked": [
         hasattr(deepspeed, "init_inference"),
         hasattr(deepspeed.utils.logging, "no_such"),
@@ -102,17 +143,69 @@ print(json.dumps({{
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
     """What a process that has the face on its path finds; one process for all tests of this file."""
-    program = _LOOK.format(site=SITE, known=[tuple(known) for known in FIRST_TIER], missing=list(MISSING))
+    modules = [(about, sorted(names)) for about, names in SURFACE.items() if not about.startswith("class ")]
+    program = _LOOK.format(
+        site=SITE,
+        known=[tuple(known) for known in KNOWN],
+        missing=list(MISSING),
+        absent=list(ABSENT),
+        attributes=ATTRIBUTES,
+        surface=modules,
+    )
     done = subprocess.run(
-        [sys.executable, "-c", program], env=clean_environment(), capture_output=True, text=True, check=False
+        [sys.executable, "-"], input=program, env=clean_environment(), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("known", FIRST_TIER, ids=lambda known: known.path)
-def test_a_name_is_dsruns_object_at_its_path_and_takes_what_programs_pass(seen: dict[str, Any], known: Known) -> None:
-    assert seen["names"][known.path] == {"imported": True, "same": True, "unknown": []}
+@pytest.mark.parametrize("tier", [1, 2, 3, 4])
+def test_names_are_dsruns_objects_at_all_paths_and_take_what_programs_pass(seen: dict[str, Any], tier: int) -> None:
+    found = {known.path: seen["names"][known.path] for known in KNOWN if known.tier == tier}
+    expected = {
+        known.path: {"imported": True, "same": True, "taken": list(known.parameters)}
+        for known in KNOWN
+        if known.tier == tier
+    }
+    assert {path: what for path, what in found.items() if what != expected[path]} == {}
+
+
+def test_all_of_the_first_tier_and_nearly_all_of_the_second_are_there(seen: dict[str, Any]) -> None:
+    there = {tier: {known.path for known in KNOWN if known.tier == tier} for tier in (1, 2)}
+    absent = {tier: {path for path, of_tier in ABSENT.items() if of_tier == tier} for tier in (1, 2)}
+    assert absent[1] == set()
+    share = len(there[2]) / (len(there[2]) + len(absent[2]))
+    assert share >= 0.95, f"{share:.1%} of the second tier; not there: {sorted(absent[2])}"
+
+
+def test_names_of_the_tiers_that_are_not_there_say_why(seen: dict[str, Any]) -> None:
+    assert sorted(seen["absent"]) == sorted(ABSENT)
+    for path, said in seen["absent"].items():
+        assert said.startswith("AttributeError: module 'deepspeed"), path
+        assert "dsrun has no such name" not in said, path
+
+
+def test_every_other_name_of_deepspeeds_is_refused_with_a_reason_of_its_own(seen: dict[str, Any]) -> None:
+    assert {
+        name: said
+        for name, said in seen["refused"].items()
+        if any("deepspeed is dsrun here" not in text or "dsrun has no such name" in text for text in said)
+    } == {}
+    assert len(seen["refused"]) > 600
+
+
+def test_what_the_face_lists_is_in_the_table(seen: dict[str, Any]) -> None:
+    table = {"deepspeed." + known.path for known in KNOWN}
+    modules = set(seen["listed"])
+    listed = {f"{module}.{name}" for module, names in seen["listed"].items() for name in names}
+    assert sorted(listed - table - modules) == []
+
+
+def test_reasons_are_for_names_that_are_not_there(seen: dict[str, Any]) -> None:
+    modules = {module.removeprefix("deepspeed").removeprefix(".") for module in seen["listed"]}
+    there = {known.path for known in KNOWN} | modules
+    assert sorted(name for name in BY_NAME if name.removesuffix(".*") in there and not name.endswith(".*")) == []
+    assert sorted(name for name in BY_NAME if name.endswith(".*") and name[:-2] not in {*modules, *ATTRIBUTES}) == []
 
 
 @pytest.mark.parametrize("statement", MISSING)

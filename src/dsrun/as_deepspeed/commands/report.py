@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import NoReturn
 
 import dsrun
+from dsrun.errors import DsrunError
 
 from ..search_path import SITE
 from ..version import STANDARD, full_version, wanted_version
@@ -26,11 +28,25 @@ def head(version: str) -> list[str]:
     ]
 
 
-def main() -> NoReturn:
-    """Prints the report and exits as `dsrun probe` does."""
-    import os
+def main(hide_operator_status: bool = False, hide_errors_and_warnings: bool = False) -> None:
+    """Prints the report, as scripts ask for it in the middle of their run; reads no words of theirs.
 
-    from dsrun.errors import DsrunError
+    Args:
+        hide_operator_status: Whether the line about compiled operations is left out.
+        hide_errors_and_warnings: DeepSpeed's argument, without effect: they are of its compiler, and there is none.
+
+    Raises:
+        InputError: No version can be told as the user wishes.
+    """
+    from dsrun.launcher.cli import app
+
+    lines = head(wanted_version(os.environ))
+    print("\n".join([lines[0], *lines[2:]] if hide_operator_status else lines), flush=True)
+    app.main(args=["probe"], prog_name="dsrun", standalone_mode=False)
+
+
+def cli_main() -> NoReturn:
+    """Prints the report for the words of this process, and exits as `dsrun probe` does."""
     from dsrun.launcher.cli import main as run
 
     try:
@@ -43,4 +59,4 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    main()
+    cli_main()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,12 +16,15 @@ from dsrun.errors import DsrunError, InputError
 from dsrun.launcher.hosts.hostfile import read_hostfile
 from dsrun.launcher.machine.proc_files import host_names
 from dsrun.launcher.plan.env_file import DEEPSPEED_ENVIRONMENT_NAME
+from dsrun.launcher.plan.environment import LIBRARY_PREFIXES, instead_of
 from dsrun.launcher.scheduler.registry import find_job
 
 from .exported import exported_files, read_exported
 from .options import Options, parse
 from .translate import Surroundings, Translation, translate
 
+#: Beginnings of variables that ranks of all hosts get from here. Scripts append to the list before they call `main`.
+EXPORT_ENVS = ["MLFLOW", "PYTHON", "MV2", "UCX"]
 #: Names of variables that the line shows; accelerate's file has all of an environment.
 _MOST_SHOWN = 4
 
@@ -63,6 +66,7 @@ def prepare(options: Options) -> Translation:
     if hosts is not None and not options.no_ssh:
         files = exported_files(DEEPSPEED_ENVIRONMENT_NAME, home=Path.home(), folder=Path.cwd())
         exported, ours = read_exported(files)
+        exported = _begun_so(os.environ) | exported
     names = host_names()
     around = Surroundings(
         hosts=hosts,
@@ -81,6 +85,13 @@ def prepare(options: Options) -> Translation:
     return translation
 
 
+def _begun_so(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that `EXPORT_ENVS` means, but those of which dsrun itself knows what other hosts get."""
+    begun = {name: value for name, value in environ.items() if name.startswith(tuple(EXPORT_ENVS))}
+    known = ("DSRUN_", *LIBRARY_PREFIXES)
+    return {name: value for name, value in begun.items() if not name.startswith(known) and instead_of(name) is None}
+
+
 def shown(words: Sequence[str], options: Options) -> str:
     """Returns the command as a line to read: of many variables some, and no word of the script's.
 
@@ -93,7 +104,7 @@ def shown(words: Sequence[str], options: Options) -> str:
     text = shlex.join(["dsrun", *own])
     if len(names) > _MOST_SHOWN:
         first, last = names[0], names[-1] + 2
-        count = f"--env ... ({len(names)} variables of {DEEPSPEED_ENVIRONMENT_NAME})"
+        count = f"--env ... ({len(names)} variables)"
         text = f"{shlex.join(['dsrun', *own[:first]])} {count} {shlex.join(own[last:])}"
     return f"{text} ..." if options.user_args else text
 

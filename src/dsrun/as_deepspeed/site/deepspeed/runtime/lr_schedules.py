@@ -8,5 +8,6 @@ __all__, __getattr__, __dir__ = face(
         "dsrun.runtime.optim.schedules.registry": ["VALID_LR_SCHEDULES"],
         "dsrun.runtime.optim.schedules.cycle": ["LRRangeTest", "OneCycle"],
         "dsrun.runtime.optim.schedules.warm_up": ["WarmupCosineLR", "WarmupDecayLR", "WarmupLR"],
+        "dsrun.runtime.optim.schedules.tuning": ["*"],
     },
 )

@@ -5,6 +5,7 @@ from dsrun.as_deepspeed.face import face
 __all__, __getattr__, __dir__ = face(
     __name__,
     {
+        "dsrun.runtime.deepspeed.loss_scalers": ["fragment_address"],
         "dsrun.utils": [
             "safe_get_full_fp32_param",
             "safe_get_full_grad",
@@ -19,6 +20,6 @@ __all__, __getattr__, __dir__ = face(
             "safe_set_local_grad",
             "safe_set_local_optimizer_state",
             "safe_update_full_grad_vectorized",
-        ]
+        ],
     },
 )

@@ -1,0 +1,10 @@
+"""deepspeed.runtime.bf16_optimizer: a class to ask by isinstance."""
+
+from dsrun.as_deepspeed.face import face
+
+__all__, __getattr__, __dir__ = face(
+    __name__,
+    {
+        "dsrun.runtime.deepspeed.optimizer_types": ["BF16_Optimizer"],
+    },
+)

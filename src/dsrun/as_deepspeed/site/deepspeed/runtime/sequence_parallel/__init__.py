@@ -1,0 +1,5 @@
+"""deepspeed.runtime.sequence_parallel: long sequences."""
+
+from dsrun.as_deepspeed.face import face
+
+__all__, __getattr__, __dir__ = face(__name__)

@@ -1,0 +1,16 @@
+"""deepspeed.runtime.zero.stage3: a class to ask by isinstance, and estimates of memory."""
+
+from dsrun.as_deepspeed.face import face
+
+__all__, __getattr__, __dir__ = face(
+    __name__,
+    {
+        "dsrun.runtime.deepspeed.optimizer_types": ["DeepSpeedZeroOptimizer_Stage3"],
+        "dsrun.runtime.deepspeed.memory_estimates": [
+            "estimate_zero3_model_states_mem_needs",
+            "estimate_zero3_model_states_mem_needs_all_cold",
+            "estimate_zero3_model_states_mem_needs_all_live",
+            "total_and_largest_params as model_to_params",
+        ],
+    },
+)
