@@ -45,13 +45,12 @@ REASONS: Mapping[str, str] = {
     "there is no sequence parallelism: dsrun.long_sequence keeps small what grows with the sequence": (
         "sequence runtime.sequence_parallel.*"
     ),
-    "a model's own experts are trained as they are; zero_optimization.leaf_module names their layers": ("moe"),
+    "a model's own experts are trained as they are; zero_optimization.leaf_module names their layers": "moe.*",
     "there is no tensor, sequence or expert parallelism: every rank is a data-parallel one": (
         "utils.groups.* utils.bwc"
     ),
     # Weights and gradients in other forms.
-    "dsrun trains weights as they are: compress the exported model by a library for that; operator.attrgetter and "
-    "model.set_submodule do what compression.helper does": "compression",
+    "dsrun trains weights as they are: compress the exported model by a library for that": "compression.*",
     "dsrun trains weights as they are; the section `fp8` has linear layers multiply in fp8": (
         "ops.fp_quantizer ops.quantizer runtime.weight_quantizer"
     ),

@@ -469,23 +469,23 @@ ROWS = (
     Row(
         "elasticity.elasticity elasticity",
         "compute_elastic_config elasticity_enabled ensure_immutable_elastic_config",
-        "dsrun.runtime.deepspeed.elastic_batches",
+        "dsrun.runtime.deepspeed.estimates.batches",
         2,
         "arithmetic of DeepSpeed 0.18; a checkpoint loads at any number of ranks without it",
     ),
     Row(
         "elasticity.config",
         "ElasticityConfig ElasticityError ElasticityConfigError ElasticityIncompatibleWorldSize",
-        "dsrun.runtime.deepspeed.elastic_batches",
+        "dsrun.runtime.deepspeed.estimates.batches",
         4,
     ),
     Row(
         "elasticity.constants elasticity",
         "ELASTICITY ENABLED ENABLED_DEFAULT",
-        "dsrun.runtime.deepspeed.elastic_batches",
+        "dsrun.runtime.deepspeed.estimates.batches",
         4,
     ),
-    Row("elasticity.constants", "DEEPSPEED_ELASTICITY_CONFIG", "dsrun.runtime.deepspeed.elastic_batches", 4),
+    Row("elasticity.constants", "DEEPSPEED_ELASTICITY_CONFIG", "dsrun.runtime.deepspeed.estimates.batches", 4),
     # Loss scales and places in pickles.
     Row(
         "runtime.fp16.loss_scaler",
@@ -513,7 +513,7 @@ ROWS = (
         "runtime.zero.stage3",
         "estimate_zero3_model_states_mem_needs estimate_zero3_model_states_mem_needs_all_live "
         "estimate_zero3_model_states_mem_needs_all_cold",
-        "dsrun.runtime.deepspeed.memory_estimates",
+        "dsrun.runtime.deepspeed.estimates.memory",
         2,
         "DeepSpeed's numbers; `dsrun plan` has dsrun's own, with activations",
     ),
@@ -521,32 +521,32 @@ ROWS = (
         "runtime.zero.stage_1_and_2",
         "estimate_zero2_model_states_mem_needs estimate_zero2_model_states_mem_needs_all_live "
         "estimate_zero2_model_states_mem_needs_all_cold",
-        "dsrun.runtime.deepspeed.memory_estimates",
+        "dsrun.runtime.deepspeed.estimates.memory",
         2,
         "DeepSpeed's numbers; `dsrun plan` has dsrun's own, with activations",
     ),
     Row(
-        "runtime.zero.stage3", "model_to_params=total_and_largest_params", "dsrun.runtime.deepspeed.memory_estimates", 4
+        "runtime.zero.stage3", "model_to_params=total_and_largest_params", "dsrun.runtime.deepspeed.estimates.memory", 4
     ),
-    Row("runtime.zero.stage_1_and_2", "model_to_params=total_params", "dsrun.runtime.deepspeed.memory_estimates", 4),
+    Row("runtime.zero.stage_1_and_2", "model_to_params=total_params", "dsrun.runtime.deepspeed.estimates.memory", 4),
     Row(
         "profiling.flops_profiler.profiler profiling.flops_profiler",
         "get_model_profile",
-        "dsrun.runtime.deepspeed.flops",
+        "dsrun.runtime.deepspeed.estimates.flops",
         2,
         "MACs as DeepSpeed counts them; flops are twice as many, without those of activations and norms",
     ),
     Row(
         "profiling.flops_profiler.profiler profiling.flops_profiler",
         "FlopsProfiler",
-        "dsrun.runtime.deepspeed.flops",
+        "dsrun.runtime.deepspeed.estimates.flops",
         4,
         "MACs as DeepSpeed counts them; flops are twice as many, without those of activations and norms",
     ),
     Row(
         "profiling.flops_profiler.profiler profiling.flops_profiler",
         "number_to_string flops_to_string macs_to_string bytes_to_string params_to_string duration_to_string",
-        "dsrun.runtime.deepspeed.flops",
+        "dsrun.runtime.deepspeed.estimates.flops",
         4,
     ),
     Row("runtime.utils", "see_memory_usage", "dsrun.runtime.deepspeed.memory", 2),
@@ -689,6 +689,15 @@ ROWS = (
         4,
     ),
     Row("utils.nvtx utils", "instrument_w_nvtx", "dsrun.runtime.deepspeed.timers", 4),
+    Row(
+        "moe.utils",
+        "has_moe_layers is_moe_param is_moe_param_group split_params_into_shared_and_expert_params "
+        "split_params_into_different_moe_groups_for_optimizer",
+        "dsrun.runtime.deepspeed.experts",
+        4,
+        "parameters with DeepSpeed's mark of experts are refused, and no model has its layer",
+    ),
+    Row("compression.helper", "recursive_getattr recursive_setattr", "dsrun.as_deepspeed.attribute_paths", 4),
     Row("utils.numa", "parse_range parse_range_list", "dsrun.as_deepspeed.core_list", 4),
     Row(
         "module_inject.layers",
@@ -780,7 +789,7 @@ ABSENT = {
         (
             *("PipelineEngine", "pipe.PipelineModule", "pipe.LayerSpec", "pipe.TiedLayerSpec"),
             *("runtime.pipe.topology.ProcessTopology", "runtime.pipe.schedule.TrainSchedule"),
-            *("moe.layer.MoE", "moe.utils.is_moe_param", "sequence.layer.DistributedAttention"),
+            *("moe.layer.MoE", "sequence.layer.DistributedAttention"),
             "sequence.fpdt_layer.FPDT_Attention",
             "runtime.data_pipeline.curriculum_scheduler.CurriculumScheduler",
             "runtime.state_dict_factory.SDLoaderFactory",
@@ -792,7 +801,7 @@ ABSENT = {
     **dict.fromkeys(
         (
             *("init_inference", "ops.op_builder.CPUAdamBuilder", "ops.aio.AsyncIOBuilder", "ops.__compatible_ops__"),
-            *("compression.helper.recursive_getattr", "comm.mpi_discovery", "comm.log_summary", "zero.TiledLinear"),
+            *("compression.compress.init_compression", "comm.mpi_discovery", "comm.log_summary", "zero.TiledLinear"),
         ),
         4,
     ),

@@ -21,8 +21,8 @@ from support.deepspeed_names import ABSENT, ATTRIBUTES, KNOWN, SURFACE
 MISSING = {
     "deepspeed.init_inference": "AttributeError: module 'deepspeed' has no attribute 'init_inference': dsrun trains",
     "from deepspeed import init_inference": "ModuleNotFoundError: deepspeed.init_inference is not there: dsrun trains",
-    "import deepspeed.moe.layer": "ModuleNotFoundError: deepspeed.moe is not there: a model's own experts",
-    "from deepspeed.moe.layer import MoE": "ModuleNotFoundError: deepspeed.moe is not there: a model's own experts",
+    "import deepspeed.moe.layer": "ModuleNotFoundError: deepspeed.moe.layer is not there: a model's own experts",
+    "from deepspeed.moe.layer import MoE": "deepspeed.moe.layer is not there: a model's own experts",
     "from deepspeed.inference.v2 import x": "ModuleNotFoundError: deepspeed.inference is not there: dsrun trains",
     "from deepspeed.runtime.zero import TiledLinear": "deepspeed.runtime.zero.TiledLinear is not there: a large Linear",
     "from deepspeed.runtime.zero.stage3 import x": "deepspeed.runtime.zero.stage3.x is not there: dsrun's ZeRO",
@@ -34,14 +34,13 @@ MISSING = {
     # Names that DeepSpeed had before 0.19.8, and that scripts still import.
     "from deepspeed.ops.sparse_attention import SparseSelfAttention": "attention is the model's own",
     "from deepspeed.compression.compress import init_compression": "dsrun trains weights as they are",
-    "from deepspeed.compression.helper import recursive_getattr": "operator.attrgetter and model.set_submodule do what",
     "from deepspeed.runtime.fp16.onebit.adam import OnebitAdam": "DeepSpeed 0.19.8 has no 1-bit optimizers either",
     "from deepspeed.runtime.config import ONEBIT_LAMB_OPTIMIZER": "DeepSpeed 0.19.8 has no 1-bit optimizers either",
     "deepspeed.zero.MiCS_Init": "shards are cut over all ranks: use zero.Init",
     "from deepspeed.runtime.zero.mics_utils import x": "shards are cut over all ranks: use zero.Init",
     "from deepspeed.runtime.progressive_layer_drop import ProgressiveLayerDrop": "DeepSpeed 0.19.8 has dropped it too",
     "from deepspeed.runtime.eigenvalue import Eigenvalue": "DeepSpeed 0.19.8 has dropped it too",
-    "from deepspeed.moe.utils import is_moe_param": "a model's own experts are trained as they are",
+    "from deepspeed.moe.utils import configure_moe_param_groups": "a model's own experts are trained as they are",
     "from deepspeed.ops import __compatible_ops__": "nothing is compiled",
     "from deepspeed.ops.op_builder import CPUAdamBuilder": "nothing is compiled; dsrun.ops has the optimizers",
 }
@@ -122,7 +121,7 @@ print(json.dumps({{
     "asked": [
         hasattr(deepspeed, "init_inference"),
         hasattr(deepspeed.utils.logging, "no_such"),
-        importlib.util.find_spec("deepspeed.moe") is not None,
+        importlib.util.find_spec("deepspeed.inference") is not None,
         importlib.util.find_spec("deepspeed.utils.logging") is not None,
         hasattr(deepspeed.get_accelerator(), "create_op_builder"),
     ],

@@ -5,7 +5,7 @@ from dsrun.as_deepspeed.face import face
 __all__, __getattr__, __dir__ = face(
     __name__,
     {
-        "dsrun.runtime.deepspeed.elastic_batches": [
+        "dsrun.runtime.deepspeed.estimates.batches": [
             "DEEPSPEED_ELASTICITY_CONFIG",
             "ELASTICITY",
             "ENABLED",

@@ -5,7 +5,7 @@ from dsrun.as_deepspeed.face import face
 __all__, __getattr__, __dir__ = face(
     __name__,
     {
-        "dsrun.runtime.deepspeed.flops": [
+        "dsrun.runtime.deepspeed.estimates.flops": [
             "FlopsProfiler",
             "bytes_to_string",
             "duration_to_string",

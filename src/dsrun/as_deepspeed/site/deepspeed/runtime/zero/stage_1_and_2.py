@@ -6,7 +6,7 @@ __all__, __getattr__, __dir__ = face(
     __name__,
     {
         "dsrun.runtime.deepspeed.optimizer_types": ["DeepSpeedZeroOptimizer"],
-        "dsrun.runtime.deepspeed.memory_estimates": [
+        "dsrun.runtime.deepspeed.estimates.memory": [
             "estimate_zero2_model_states_mem_needs",
             "estimate_zero2_model_states_mem_needs_all_cold",
             "estimate_zero2_model_states_mem_needs_all_live",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dsrun
-from dsrun.runtime.deepspeed import memory_estimates as estimates
+from dsrun.runtime.deepspeed.estimates import memory as estimates
 
 BILLIONS, LAYER = 7 * 10**9, 131 * 10**6
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import dsrun
 from dsrun.errors import InputError
-from dsrun.runtime.deepspeed.flops import FlopsProfiler, get_model_profile, number_to_string, params_to_string
+from dsrun.runtime.deepspeed.estimates.flops import FlopsProfiler, get_model_profile, number_to_string, params_to_string
 
 QUIET = {"print_profile": False, "as_string": False}
 

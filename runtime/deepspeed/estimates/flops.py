@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dsrun.errors import InputError
 from dsrun.log_on_ranks import logger
 
-from ..accelerator import get_accelerator
+from ...accelerator import get_accelerator
 
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"), (1.0, ""), (1e-3, "m"), (1e-6, "u"))
 _DIGITS = 2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dsrun.errors import InputError
-from dsrun.runtime.deepspeed.elastic_batches import (
+from dsrun.runtime.deepspeed.estimates.batches import (
     ElasticityConfigError,
     ElasticityError,
     ElasticityIncompatibleWorldSize,

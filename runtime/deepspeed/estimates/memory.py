@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from ..zero.partition_parameters import is_zero_param
+from ...zero.partition_parameters import is_zero_param
 
 _GIB = 1 << 30
 _MILLION = 10**6
