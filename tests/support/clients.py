@@ -103,7 +103,8 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
         CUDA_VISIBLE_DEVICES="",
         # As many as a rank has, so that the sums of a matrix product are taken in the same order.
         OMP_NUM_THREADS="1",
-        **more,
+        # Scripts of the tests import some of what the examples have.
+        **{"PYTHONPATH": str(EXAMPLES), **more},
     )
 
 
