@@ -14,6 +14,7 @@ from dsrun.config.findings import Finding, Severity
 from dsrun.config.load import inspect, load
 from dsrun.config.provenance import Kind
 from dsrun.errors import ConfigError
+from support import kits
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "program_configs"
 RECORDED: dict[str, dict[str, Any]] = json.loads((FOLDER / "recorded.json").read_text())["configs"]
@@ -92,6 +93,36 @@ EXPECTED: dict[str, tuple[list[str], dict[str, Any]]] = {
         ],
         {f"{ZERO}.stage3_prefetch_bucket_size": "auto", f"{ZERO}.stage3_max_live_parameters": None},
     ),
+    "OpenRLHF training, stage 2": (
+        [
+            f'"auto" was left in 3 keys, which take the default: `{ZERO}.sub_group_size` 1000000000, '
+            f"`{ZERO}.stage3_max_live_parameters` none, `{ZERO}.stage3_max_reuse_distance` 1000000000",
+            SAVES,
+            idle(f"{ZERO}.stage3_param_persistence_threshold", f"{ZERO}.stage3_prefetch_bucket_size"),
+        ],
+        {"optimizer.params.betas": (0.9, 0.95)},
+    ),
+    "OpenRLHF evaluation, stage 3": (
+        [
+            f'"auto" was left in 2 keys, which take the default: `{ZERO}.stage3_max_live_parameters` none, '
+            f"`{ZERO}.stage3_max_reuse_distance` 1000000000",
+            SAVES,
+        ],
+        {"optimizer": None, f"{ZERO}.offload_param.device": "cpu"},
+    ),
+    "open-instruct training, stage 0": (
+        [
+            f'"auto" was left in 3 keys, which take the default: `{ZERO}.sub_group_size` 1000000000, '
+            f"`{ZERO}.stage3_max_live_parameters` none, `{ZERO}.stage3_max_reuse_distance` 1000000000",
+            SAVES,
+            idle(
+                f"{ZERO}.stage3_param_persistence_threshold",
+                f"{ZERO}.stage3_prefetch_bucket_size",
+                f"{ZERO}.zero_hpz_partition_size",
+            ),
+        ],
+        {"bf16.enabled": True, "data_types.grad_accum_dtype": "fp32"},
+    ),
     "Lightning, stage 3 with offload": (
         [
             "`aio.thread_count` is another name of `aio.intra_op_parallelism`, and read as that",
@@ -149,6 +180,7 @@ DOTTED = [
 ]
 #: Keys for which the same config is refused where it is a file that somebody wrote.
 REFUSED_IN_A_FILE = {
+    "open-instruct training, stage 0": [f"{ZERO}.zero_hpz_partition_size"],
     "trl reference, zero3_offload": DOTTED,
     "trl reference, chosen sizes": DOTTED,
     "LLaMA-Factory, stage 2 before the trainer fills it in": ["fp16.enabled", "bf16.enabled"],
@@ -221,6 +253,31 @@ def test_the_same_in_a_dict_of_a_script_of_dsrun_stays_strict() -> None:
     assert notes(more)
     refused = [finding.key for finding in errors(more, as_deepspeed=False)]
     assert refused == ["zero_optimization.stage", "fp16.enabled", "wandb.enabled"]
+
+
+# Files of fine-tuning kits -------------------------------------------------------------------------------------------
+
+KITS = kits.configs()
+#: Keys for which a kit's config is refused, whoever reads it.
+REFUSED_OF_KITS = {
+    "LLaMA-Factory z2_autotp": ["tensor_parallel.autotp_size"],
+    # Words that DeepSpeed reads nowhere.
+    "LLaMA-Factory z3_fp8": ["comms_config", "monitor_config"],
+}
+
+
+@pytest.mark.parametrize("name", KITS)
+def test_what_a_kit_comes_with_is_read_or_refused_by_the_name_of_a_key(name: str) -> None:
+    given = {**KITS[name], "train_micro_batch_size_per_gpu": 1}
+    found = inspect(copy.deepcopy(given), world_size=2, as_deepspeed=True)
+    refused = [finding.key for finding in found.findings if finding.severity is Severity.ERROR]
+    assert refused == REFUSED_OF_KITS.get(name, [])
+    assert (found.config is None) == bool(refused)
+    if found.config is not None:
+        section = given["zero_optimization"]
+        assert found.config.zero_optimization.stage == section["stage"]
+        offload = section.get("offload_optimizer", {}).get("device", "none")
+        assert found.config.zero_optimization.offload_optimizer.device == offload
 
 
 # Keys with dots -------------------------------------------------------------------------------------------------------
@@ -352,6 +409,14 @@ def test_enumerations_and_paths_are_their_values(tmp_path: Path) -> None:
 )
 def test_keys_that_ask_for_nothing_are_taken_in_silence(more: dict[str, Any]) -> None:
     assert notes(more) == []
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("key", ["zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients"])
+def test_what_a_program_asks_of_another_stage_is_noted(stage: int, key: str) -> None:
+    given = {"zero_optimization": {"stage": stage, key: 8 if key == "zero_hpz_partition_size" else True}}
+    assert notes(given) == [idle(f"{ZERO}.{key}")]
+    assert [error.key for error in errors(given, as_deepspeed=False)] == [f"{ZERO}.{key}"]
 
 
 @pytest.mark.parametrize("section", ["tensorboard", "csv_monitor", "wandb", "comet", "comms_logger", "flops_profiler"])
