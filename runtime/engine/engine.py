@@ -461,7 +461,8 @@ class Engine(Getters, ConfigGetters, Calls, TorchModule):
         """Says what `load_checkpoint` returns as client state where a run goes on from a copy in memory.
 
         Args:
-            client_state: JSON values and tensors; or a function that returns them when a copy is made. None: nothing.
+            client_state: plain values, arrays and tensors; or a function that returns them when a copy is made. None:
+                nothing.
         """
         self._components.copies.client_state = client_state
 
@@ -482,7 +483,7 @@ class Engine(Getters, ConfigGetters, Calls, TorchModule):
         Args:
             save_dir: checkpoint folder, shared by all ranks, or an address such as `s3://bucket/run`.
             signals: names of the signals: SIGTERM, SIGUSR1, SIGUSR2, or some of them.
-            client_state: JSON values that `load_checkpoint` returns; or a function that returns them when it is time.
+            client_state: plain values that `load_checkpoint` returns; or a function that returns them when it is time.
 
         Raises:
             InputError: `save_dir` is None, empty, no address, or no folder that this rank could write to; a signal is

@@ -146,7 +146,7 @@ class Calls:
                 DeepSpeed's own call cannot take either, is refused.
             tag: name inside it; `global_step<N>` by default. Where ranks give different ones, rank 0's is taken, see
                 `checkpoint.tag_validation`.
-            client_state: JSON values and tensors that `load_checkpoint` returns; rank 0's are stored.
+            client_state: plain values, arrays and tensors that `load_checkpoint` returns; rank 0's are stored.
             save_latest: whether the file `latest` names this tag afterwards.
             exclude_frozen_parameters: whether parameters that are not trained are left out.
 

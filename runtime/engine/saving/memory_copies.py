@@ -33,7 +33,7 @@ class CopiesInMemory:
         records: Writer of records, for the first copy.
 
     Attributes:
-        client_state: JSON values and tensors that a load from a copy returns, or a function that returns them.
+        client_state: plain values, arrays and tensors that a load from a copy returns, or a function that returns them.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from ..model.sharded import ShardedModel
 from ..progress import Progress
 from ..update import Update
 
-#: JSON values and tensors that a script has a checkpoint keep, or a function that returns them when it is time.
+#: Plain values, arrays and tensors that a script has a checkpoint keep, or a function that returns them in time.
 ClientState = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
