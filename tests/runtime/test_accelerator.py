@@ -113,6 +113,7 @@ def test_another_accelerator_than_there_is_is_refused(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(0.2)
 def test_a_gpu_answers_as_torch_does() -> None:
     accelerator = get_accelerator()
     assert accelerator.communication_backend_name() == "nccl"

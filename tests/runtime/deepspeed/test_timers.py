@@ -127,6 +127,7 @@ def test_a_function_with_a_range_is_the_same_function() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(0.2)
 def test_a_gpus_work_is_measured() -> None:
     timer = SynchronizedWallClockTimer()("work")
     assert not timer.use_host_timer
