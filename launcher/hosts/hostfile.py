@@ -58,6 +58,8 @@ def read_hostfile(path: Path, *, slots: int | None = None, stdin: BinaryIO | Non
     name = "<stdin>" if is_stdin else str(path)
     try:
         data = _read_stdin(stdin) if is_stdin else _read_file(path)
+    except HostfileError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: closed, or a path with NUL
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise HostfileError(f"{name}: the hostfile cannot be read: {reason.lower()}", hint=_way_out(name)) from error

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from dsrun.contract.environment import BACKEND_ENV, NONCE_KEY, RankInfo
-from dsrun.errors import LaunchError
+from dsrun.errors import DsrunError, LaunchError
 from dsrun.mesh_spec import MeshSpec, Role
 
 from ...compat import HashStore, PrefixStore, Store, TCPStore, backends_of, store_of, timeout_of
@@ -216,6 +216,8 @@ def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: f
             device_id=device if backend == "nccl" else None,
         )
         _uses[_world()] = _Use(backend, SharedGroups(timeout_s=timeout_s))
+    except DsrunError:
+        raise  # said already; some are also what torch raises
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise LaunchError(
             f"rank {info.rank} could not join the {info.world_size} ranks at "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,6 +12,7 @@ from dsrun.config.axes import divide
 from dsrun.contract.environment import NONCE_KEY, RankInfo
 from dsrun.errors import InputError, LaunchError
 from dsrun.runtime.compat import TCPStore, store_of
+from dsrun.runtime.mesh.join import groups
 from dsrun.runtime.mesh.join.backends import choose_backend
 from dsrun.runtime.mesh.join.gpus import choose_device
 from dsrun.runtime.mesh.join.groups import join, make_mesh, present_backend
@@ -60,6 +63,22 @@ def _join_store_with(mark: str | None, *, nonce: str | None, timeout_s: float = 
         join(info, backend="gloo", device=torch.device("cpu"), timeout_s=timeout_s, nonce=nonce)
     except LaunchError as error:
         raise LaunchError(str(error).replace(str(store.port), "PORT"), hint=error.hint) from error
+
+
+def test_two_ranks_on_one_gpu_are_told_so_and_of_no_blocked_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    info = RankInfo(rank=0, world_size=2, local_world_size=2, master_port=store.port, agent_store=True)
+    monkeypatch.setattr(groups, "gpu_name", lambda _: "GPU-a")
+    claim = groups.claim_gpu
+
+    def claim_after_another(store: dist.Store, gpu: str, info: RankInfo) -> None:
+        claim(store, gpu, replace(info, rank=1))
+        claim(store, gpu, info)
+
+    monkeypatch.setattr(groups, "claim_gpu", claim_after_another)
+    with pytest.raises(InputError, match="GPU-a") as refused:
+        join(info, backend="nccl", device=torch.device("cpu"), timeout_s=5)
+    assert refused.value.exit_code == 2
 
 
 def test_a_rank_does_not_join_another_jobs_store() -> None:
