@@ -169,7 +169,7 @@ def test_a_byte_order_mark_of_utf_8_does_not_count(tmp_path: Path) -> None:
 def test_a_named_pipe_that_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     os.mkfifo(path)
-    with pytest.raises(HostfileError, match="^[^:]*hosts is a named pipe; expected a hostfile"):
+    with pytest.raises(HostfileError, match=r"^[^:]*hosts is a named pipe; expected a hostfile"):
         read_hostfile(path)
 
 
