@@ -1,7 +1,9 @@
 """A config under the names of DeepSpeed's config classes: `DeepSpeedConfig(source)` and the sections in it.
 
 Values are those that dsrun trains with: read, checked and completed by `dsrun.config`, so a default that differs from
-DeepSpeed's differs here too. Nothing can be set: an engine reads the config that it was given, and not such a view.
+DeepSpeed's differs here too: `overlap_comm`, `stage3_prefetch_bucket_size` and their like are None where the config
+leaves them out, for dsrun then decides by itself. Nothing can be set: an engine reads the config that it was given, and
+not such a view.
 What DeepSpeed's classes have and dsrun has no meaning for is an AttributeError that says why.
 """
 
@@ -25,6 +27,13 @@ from dsrun.contract.environment import stands_for_deepspeed
 from dsrun.errors import InputError
 from dsrun.log_on_ranks import logger
 
+from ..engine.deepspeed.config_getters import (
+    OWN_OPTIMIZERS,
+    compares_tags,
+    config_optimizer_name,
+    dynamic_scale_args,
+    fails_by_tags,
+)
 from ..precision.policy import DTYPES
 
 _SET = "it is a view of a config that was read: change the dict or file, and read that"
@@ -155,13 +164,8 @@ class DeepSpeedFP16Config(SectionView):
 
     def dynamic_loss_scale_args(self) -> dict[str, Any]:
         """Returns the arguments of `DynamicLossScaler`."""
-        return {
-            "init_scale": self.initial_dynamic_scale(),
-            "scale_window": self.loss_scale_window,
-            "delayed_shift": self.hysteresis,
-            "consecutive_hysteresis": self.consecutive_hysteresis,
-            "min_scale": self.min_loss_scale,
-        }
+        fp16: Any = self._section
+        return dynamic_scale_args(fp16)
 
 
 class DeepSpeedBF16Config(SectionView):
@@ -279,10 +283,7 @@ MUADAM_OPTIMIZER = "muadam"
 MUADAMW_OPTIMIZER = "muadamw"
 MUON_OPTIMIZER = "muon"
 MUSGD_OPTIMIZER = "musgd"
-DEEPSPEED_OPTIMIZERS = [
-    *(ADAGRAD_OPTIMIZER, ADAM_OPTIMIZER, ADAMW_OPTIMIZER, LAMB_OPTIMIZER, MUADAM_OPTIMIZER, MUADAMW_OPTIMIZER),
-    *(MUSGD_OPTIMIZER, LION_OPTIMIZER, MUON_OPTIMIZER),
-]
+DEEPSPEED_OPTIMIZERS = list(OWN_OPTIMIZERS)
 
 
 class DeepSpeedConfig:
@@ -401,13 +402,6 @@ def _given_params(section: Any) -> dict[str, Any] | None:
     return None if section is None else section.params.model_dump(mode="json", exclude_unset=True) or None
 
 
-def _optimizer_name(settings: Config) -> str | None:
-    if settings.optimizer is None:
-        return None
-    name = settings.optimizer.type
-    return name.lower() if name.lower() in DEEPSPEED_OPTIMIZERS else name
-
-
 def _autocast_dtype(settings: Config) -> Any:
     name = settings.torch_autocast.dtype
     return None if name is None else DTYPES[{"bfloat16": "bf16", "float16": "fp16"}[name.removeprefix("torch.")]]
@@ -421,11 +415,11 @@ def _dtype(name: str | None) -> Any:
 _COMPUTED: Mapping[str, Callable[[Config], Any]] = {
     "_param_dict": lambda settings: settings.given,
     "aio_config": lambda settings: settings.aio.model_dump(),
-    "checkpoint_tag_validation_enabled": lambda settings: settings.checkpoint.tag_validation != "Ignore",
-    "checkpoint_tag_validation_fail": lambda settings: settings.checkpoint.tag_validation == "Fail",
+    "checkpoint_tag_validation_enabled": compares_tags,
+    "checkpoint_tag_validation_fail": fails_by_tags,
     "communication_data_type": lambda settings: _dtype(settings.communication_data_type),
     "monitor_config": DeepSpeedMonitorConfig,
-    "optimizer_name": _optimizer_name,
+    "optimizer_name": config_optimizer_name,
     "optimizer_params": lambda settings: _given_params(settings.optimizer),
     "pipeline": lambda settings: settings.pipeline.model_dump(),
     "scheduler_name": lambda settings: None if settings.scheduler is None else settings.scheduler.type,

@@ -37,7 +37,7 @@ from .counters import EngineCounters
 from .deepspeed.calls import Calls
 from .deepspeed.config_getters import ConfigGetters, EpochCount
 from .deepspeed.getters import Getters
-from .deepspeed.optimizer_calls import give_calls, give_step, name_class
+from .deepspeed.optimizer_calls import ScheduleNote, give_calls, give_step, name_class
 from .deepspeed.torch_module import TorchModule
 from .generation import Generation
 from .host.migration import MigratingUpdate
@@ -107,6 +107,7 @@ class Engine(Getters, ConfigGetters, Calls, TorchModule):
         self._heartbeat = job.heartbeat
         self._is_compiled = False
         self._epochs = EpochCount()
+        self._schedule_note = ScheduleNote(settings, job.say)
         self._autocast = autocast_of(settings)
         self._cast_inputs = sharded.precision.compute if settings.fp16.enabled and settings.fp16.auto_cast else None
         self._progress = Progress(
@@ -279,6 +280,7 @@ class Engine(Getters, ConfigGetters, Calls, TorchModule):
                 "are there",
                 hint="call engine.step() after each micro step; it updates the parameters on the last one",
             )
+        self._schedule_note.note_step(self._update.scheduler)
         self._take_step(None)
 
     def _take_step(self, lr_kwargs: Mapping[str, Any] | None) -> None:

@@ -36,6 +36,7 @@ from .compose.request import read_request
 from .compose.saving import make_saving
 from .engine import Engine
 from .host.tiers import open_tiers
+from .model.ownership import end_earlier_engines
 from .observation import observe, tell_start
 from .shard import shard_model
 from .update import make_update
@@ -112,6 +113,7 @@ def initialize(
     settings = load(request.source, world_size=job.info.world_size, as_deepspeed=stands_for_deepspeed())
     tell_program_config(settings, job.info)
     mesh = mesh_of(request, settings, job)  # from here on every rank has the same model and config
+    end_earlier_engines(request.model)
     precision = apply_precision(request.model, settings, mesh.device, job.say)
     cuts: Cuts = dict(chain.from_iterable(cut(request.model, settings, mesh).items() for cut in CUT_BY_AXES))
     tiers = open_tiers(request.model, settings, mesh, optimizer, precision=precision, say=job.say)

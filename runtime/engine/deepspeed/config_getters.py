@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from dsrun.config.config import Config
 from dsrun.config.sections.offload import OffloadOptimizer, OffloadParam
+from dsrun.config.sections.precision import Fp16
 from dsrun.errors import ModelError
 
 from ...precision.configured import autocast_of
@@ -20,8 +21,53 @@ from ...precision.policy import DTYPES
 from ..model.sharded import ShardedModel
 from ..update import Update
 
-#: Optimizers whose names DeepSpeed gives in small letters, however the config writes them.
-_OWN_OPTIMIZERS = ("adam", "adamw", "lamb", "lion", "muon", "adagrad", "muadam", "muadamw", "musgd")
+#: Optimizers whose names DeepSpeed gives in small letters, however the config writes them; in its order.
+OWN_OPTIMIZERS = ("adagrad", "adam", "adamw", "lamb", "muadam", "muadamw", "musgd", "lion", "muon")
+
+
+def config_optimizer_name(settings: Config) -> str | None:
+    """Returns the config's `optimizer.type`, DeepSpeed's own ones in small letters; None where there is none.
+
+    Args:
+        settings: the config.
+    """
+    if settings.optimizer is None:
+        return None
+    name = settings.optimizer.type
+    return name.lower() if name.lower() in OWN_OPTIMIZERS else name
+
+
+def dynamic_scale_args(fp16: Fp16) -> dict[str, Any]:
+    """Returns how a dynamic loss scale is set, by DeepSpeed's words.
+
+    Args:
+        fp16: the config's section.
+    """
+    return {
+        "init_scale": 2**fp16.initial_scale_power,
+        "scale_window": fp16.loss_scale_window,
+        "delayed_shift": fp16.hysteresis,
+        "consecutive_hysteresis": fp16.consecutive_hysteresis,
+        "min_scale": fp16.min_loss_scale,
+    }
+
+
+def compares_tags(settings: Config) -> bool:
+    """Whether ranks compare the tags that they save under.
+
+    Args:
+        settings: the config.
+    """
+    return settings.checkpoint.tag_validation != "Ignore"
+
+
+def fails_by_tags(settings: Config) -> bool:
+    """Whether tags that differ are an error.
+
+    Args:
+        settings: the config.
+    """
+    return settings.checkpoint.tag_validation == "Fail"
 
 
 class EpochCount:
@@ -54,10 +100,7 @@ class ConfigGetters:
         """Class of the script's optimizer, or the config's `optimizer.type`; DeepSpeed's own ones in small letters."""
         if self._update.is_scripts:
             return type(self._update.optimizer).__name__
-        section = self._settings.optimizer
-        if section is None:
-            return None
-        return section.type.lower() if section.type.lower() in _OWN_OPTIMIZERS else section.type
+        return config_optimizer_name(self._settings)
 
     def optimizer_params(self) -> dict[str, Any] | None:
         """Parameters of the config's optimizer, as written; None where there are none."""
@@ -86,14 +129,7 @@ class ConfigGetters:
 
     def dynamic_loss_scale_args(self) -> dict[str, Any]:
         """How a dynamic loss scale is set, by DeepSpeed's words."""
-        fp16 = self._settings.fp16
-        return {
-            "init_scale": 2**fp16.initial_scale_power,
-            "scale_window": fp16.loss_scale_window,
-            "delayed_shift": fp16.hysteresis,
-            "consecutive_hysteresis": fp16.consecutive_hysteresis,
-            "min_scale": fp16.min_loss_scale,
-        }
+        return dynamic_scale_args(self._settings.fp16)
 
     def fp16_auto_cast(self) -> bool:
         """Whether inputs are cast to fp16."""
@@ -135,11 +171,11 @@ class ConfigGetters:
 
     def checkpoint_tag_validation_enabled(self) -> bool:
         """Whether ranks compare the tags that they save under."""
-        return self._settings.checkpoint.tag_validation != "Ignore"
+        return compares_tags(self._settings)
 
     def checkpoint_tag_validation_fail(self) -> bool:
         """Whether tags that differ are an error."""
-        return self._settings.checkpoint.tag_validation == "Fail"
+        return fails_by_tags(self._settings)
 
     def zero_offload_optimizer(self) -> OffloadOptimizer | None:
         """Where the optimizer's state lies beside the device, as the config's section; None: nowhere."""

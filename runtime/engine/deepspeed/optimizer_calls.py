@@ -18,7 +18,9 @@ from dsrun.config.config import Config
 from dsrun.errors import ModelError
 
 from ...optim.algorithms.deepspeed_classes import FusedAdam
+from ...optim.schedules.registry import SCHEDULES
 from ...optim.sharded import ShardOptimizer
+from ...protocols import Scheduler
 from ..offload_states import OffloadedStates
 
 
@@ -60,11 +62,11 @@ def give_calls(optimizer: optim.Optimizer, states: OffloadedStates, *, shards_pa
         states: states that leave and come back.
         shards_parameters: whether the stage is 3, which scripts know by `parameter_offload`.
     """
-    told: Any = optimizer
-    told.offload_states = states.move_out
-    told.reload_states = states.move_back
+    script_optimizer: Any = optimizer
+    script_optimizer.offload_states = states.move_out
+    script_optimizer.reload_states = states.move_back
     if shards_parameters:
-        told.parameter_offload = ParameterOffload()
+        script_optimizer.parameter_offload = ParameterOffload()
 
 
 def name_class(optimizer: optim.Optimizer, settings: Config, *, compute: torch.dtype) -> None:
@@ -88,8 +90,35 @@ def name_class(optimizer: optim.Optimizer, settings: Config, *, compute: torch.d
         name = "DeepSpeedZeroOptimizer"
     elif compute in (torch.float16, torch.bfloat16):
         name = "FP16_Optimizer" if type(optimizer) is FusedAdam else "FP16_UnfusedOptimizer"
-    told: Any = optimizer
-    told.deepspeed_class = name
+    script_optimizer: Any = optimizer
+    script_optimizer.deepspeed_class = name
+
+
+class ScheduleNote:
+    """Says once that the optimizer's own `step` leaves the config's schedule where it is, as DeepSpeed's does.
+
+    Args:
+        settings: the config.
+        say: callback that prints a message once for the whole job, on rank 0.
+    """
+
+    def __init__(self, settings: Config, say: Callable[[str], None]) -> None:
+        self._section = settings.scheduler
+        self._say = say
+
+    def note_step(self, scheduler: Scheduler | None) -> None:
+        """Notes that the optimizer's own `step` was called.
+
+        Args:
+            scheduler: the engine's schedule; one that a script has made is the script's to step.
+        """
+        section = self._section
+        if section is not None and type(scheduler) is SCHEDULES[section.type]:
+            self._section = None
+            self._say(
+                f"dsrun: optimizer.step() does not step the config's schedule {section.type}: the learning rate stays "
+                "unless the script calls the schedule's step(); engine.step() in its place does both"
+            )
 
 
 def give_step(optimizer: optim.Optimizer, shards: ShardOptimizer, update: WeakMethod[Callable[[], None]]) -> None:
@@ -118,5 +147,5 @@ def give_step(optimizer: optim.Optimizer, shards: ShardOptimizer, update: WeakMe
         else:
             engine_step()
 
-    told: Any = optimizer
-    told.step = MethodType(step, optimizer)
+    script_optimizer: Any = optimizer
+    script_optimizer.step = MethodType(step, optimizer)

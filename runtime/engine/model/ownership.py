@@ -19,7 +19,7 @@ from dsrun.errors import ModelError, Problem
 
 from ...activation.activate import Activations
 from ...zero.hooks.modules import UnitHooks
-from ...zero.partition_parameters import OF_AN_ENGINE, unsettle
+from ...zero.partition_parameters import OF_AN_ENGINE, home_of, unsettle
 
 _TAKEN = "_dsrun_has_engine"
 #: Classes that shard or reduce themselves, by the name of a base: most are never imported here.
@@ -36,6 +36,8 @@ _WRAPPERS = {
 def check_unwrapped(model: object) -> None:
     """Refuses what is a wrapper already, belongs to another engine, or has parameters that fit into no flat buffer.
 
+    Nothing is changed. An engine whose model may get another one goes on until `end_earlier_engines`.
+
     Raises:
         ModelError: naming the module and what has it, or every such parameter.
     """
@@ -48,6 +50,7 @@ def check_unwrapped(model: object) -> None:
             kind, hint = "an engine", "pass the plain model, engine.module after engine.destroy()"
         raise ModelError(f"dsrun.initialize: model is {kind}; expected a torch.nn.Module", hint=hint)
     _check_parameters(model)
+    may_end: dict[_Taken, bool] = {}  # an engine has marked all its modules alike
     for name, module in model.named_modules():
         where = f"`{name}` ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
         wrapper = next((_WRAPPERS[base.__name__] for base in type(module).__mro__ if base.__name__ in _WRAPPERS), None)
@@ -57,13 +60,29 @@ def check_unwrapped(model: object) -> None:
                 hint="pass the plain model; the engine takes the wrapper's place",
             )
         taken = module.__dict__.get(_TAKEN)
-        if isinstance(taken, _Taken) and (taken.is_left() or _hand_over(taken, model)):
-            taken.release()
-        elif taken:
+        if isinstance(taken, _Taken) and taken not in may_end:
+            may_end[taken] = taken.is_left() or _hands_over(taken, model)
+        if taken and not may_end[taken]:
             raise ModelError(
                 f"dsrun.initialize: {where} has an engine already",
                 hint="use that engine, or call its destroy() first",
             )
+    if may_end:
+        _check_closed(model)
+
+
+def end_earlier_engines(model: nn.Module) -> None:
+    """Ends engines that a model has and that `check_unwrapped` let pass; values stay, states do not.
+
+    Every rank must call, once nothing that the script has given can be refused any more: a script that catches the
+    error goes on with the engine that it has.
+    """
+    for module in model.modules():
+        taken = module.__dict__.get(_TAKEN)
+        if isinstance(taken, _Taken):
+            if not taken.is_left():
+                _end(taken)
+            taken.release()
 
 
 def is_taken(optimizer: object) -> bool:
@@ -71,20 +90,33 @@ def is_taken(optimizer: object) -> bool:
     return getattr(optimizer, _TAKEN, False) is True
 
 
-def _hand_over(taken: _Taken, model: nn.Module) -> bool:
-    """Ends an engine where a script of DeepSpeed's makes another one of the same model; values stay, states do not.
+def _hands_over(taken: _Taken, model: nn.Module) -> bool:
+    """Whether an engine ends where a script of DeepSpeed's makes another one of the same model.
 
     TRL evaluates a reference before training, and keeps that engine; others initialize anew for each epoch, and still
     refer to the last engine meanwhile. One that trains a part of the model is another matter, and stays.
     """
     engine: Any = taken.engine()
-    if not stands_for_deepspeed() or (engine.optimizer is not None and engine.module is not model):
-        return False
+    return stands_for_deepspeed() and (engine.optimizer is None or engine.module is model)
+
+
+def _end(taken: _Taken) -> None:
+    engine: Any = taken.engine()
     if engine.global_rank == 0:
         does = "evaluated" if engine.optimizer is None else "trained"
         print(f"dsrun: the engine that {does} this model has ended, for another one takes it over", flush=True)
     engine.destroy()
-    return True
+
+
+def _check_closed(model: nn.Module) -> None:
+    """Refuses a model that a `GatheredParameters` has whole: its end would close what the new engine has."""
+    homes = ((name, home_of(param)) for name, param in model.named_parameters())
+    gathered = next((name for name, home in homes if home is not None and home.is_open), None)
+    if gathered is not None:
+        raise ModelError(
+            f"dsrun.initialize: the model's parameters are gathered, `{gathered}` among them, by their earlier engine",
+            hint="leave `GatheredParameters` first",
+        )
 
 
 def _check_parameters(model: nn.Module) -> None:
@@ -127,10 +159,10 @@ def take_over(
         module.__dict__[_TAKEN] = taken
     if optimizer is not None:
         optimizer.add_param_group = _refuse_group
-        told: Any = optimizer
-        setattr(told, _TAKEN, True)
-        told.cur_scale = told.loss_scale = loss_scale
-        told.overflow = False
+        script_optimizer: Any = optimizer
+        setattr(script_optimizer, _TAKEN, True)
+        script_optimizer.cur_scale = script_optimizer.loss_scale = loss_scale
+        script_optimizer.overflow = False
 
 
 class _Taken:
@@ -157,10 +189,10 @@ class _Taken:
 
 def note_outcome(optimizer: optim.Optimizer | None, *, overflow: bool, loss_scale: float) -> None:
     """Lets the optimizer tell whether its last update was left out, and the next loss scale; see `take_over`."""
-    told: Any = optimizer
-    if told is not None:
-        told.overflow = overflow
-        told.cur_scale = told.loss_scale = loss_scale
+    script_optimizer: Any = optimizer
+    if script_optimizer is not None:
+        script_optimizer.overflow = overflow
+        script_optimizer.cur_scale = script_optimizer.loss_scale = loss_scale
 
 
 def let_go(model: nn.Module, hooks: UnitHooks, activations: Activations | None, *, stays_sharded: bool) -> None:

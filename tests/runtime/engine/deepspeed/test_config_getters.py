@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,3 +72,12 @@ def test_what_is_set_and_what_the_script_gives_is_answered_for() -> None:
         model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), config=config(1, micro=2)
     )
     assert given[0].optimizer_name() == "SGD"
+
+
+def test_an_optimizer_on_a_drive_is_not_offloaded_to_the_cpu(tmp_path: Path) -> None:
+    settings = config(3, micro=2)
+    settings["zero_optimization"] |= {"offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path)}}
+    engine = make_engine(settings)
+    assert not engine.zero_cpu_offload()
+    assert (engine.zero_use_cpu_optimizer(), engine.zero_nvme_offload_optimizer()) == (True, True)
+    engine.destroy()

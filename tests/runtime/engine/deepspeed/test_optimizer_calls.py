@@ -67,6 +67,34 @@ def test_a_step_of_the_optimizer_is_the_engines_without_the_schedule(
     assert (engine.global_steps, schedule.last_epoch) == (4, 1)
 
 
+def test_a_step_that_leaves_the_configs_schedule_where_it_is_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(AS_DEEPSPEED_ENV, "0.19.8")
+    scheduler = {"type": "WarmupLR", "params": {"warmup_num_steps": 5}}
+    config = {"train_micro_batch_size_per_gpu": 4, "scheduler": scheduler}
+    model = network()
+    engine, optimizer, _, _ = dsrun.initialize(
+        model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.1), config=config
+    )
+    engine.backward(loss_of(engine))
+    engine.step()
+    note = "optimizer.step() does not step the config's schedule WarmupLR: the learning rate stays unless the script"
+    assert note not in capsys.readouterr().out
+    rates = []
+    for _ in range(2):
+        engine.backward(loss_of(engine))
+        optimizer.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates[0] == rates[1]
+    assert capsys.readouterr().out.count(note) == 1
+    engine.destroy()
+    engine, optimizer, _ = engine_of(1, scheduler=scheduler)  # the script's own goes before the config's
+    engine.backward(loss_of(engine))
+    optimizer.step()
+    assert "does not step" not in capsys.readouterr().out
+
+
 def test_steps_that_would_not_do_what_they_say_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(AS_DEEPSPEED_ENV, "0.19.8")
     engine, optimizer, _ = engine_of(2, gradient_accumulation_steps=2)

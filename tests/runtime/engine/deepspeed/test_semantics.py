@@ -166,6 +166,28 @@ def test_a_model_that_is_initialized_again_goes_on_from_its_values_with_new_stat
     assert capsys.readouterr().out.count(told) == 1
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_engine_goes_on_where_another_one_of_its_model_was_refused(
+    stage: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DSRUN_AS_DEEPSPEED", "0.19.8")
+    engine = make_engine(config(stage, micro=2))
+    train(engine, range(1), samples=2)
+    both = {"bf16": {"enabled": True}, "fp16": {"enabled": True}}
+    with pytest.raises(ValueError, match="are both true"):
+        dsrun.initialize(model=engine.module, config=config(stage, micro=2) | both)
+    strange = [nn.Parameter(torch.zeros(3))]
+    with pytest.raises(ModelError, match="holds a tensor of shape"):
+        dsrun.initialize(model=engine.module, model_parameters=strange, config=config(stage, micro=2))
+    train(engine, range(1, 2), samples=2)
+    for writer in (None, 0):
+        gathered = dsrun.zero.GatheredParameters(engine.module.parameters(), modifier_rank=writer)
+        with gathered, pytest.raises(ModelError, match=r"the model's parameters are gathered, `.*\n.*leave `Gath"):
+            make_engine(config(stage, micro=2), model=engine.module)
+    train(engine, range(2, 3), samples=2)
+    assert (engine.global_steps, "has ended" in capsys.readouterr().out) == (3, False)
+
+
 def test_an_engine_that_trains_a_part_of_a_model_does_not_end_for_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSRUN_AS_DEEPSPEED", "0.19.8")
     part = model()
