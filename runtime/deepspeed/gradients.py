@@ -39,6 +39,16 @@ def has_inf_or_nan(x: Tensor) -> Tensor:
     return ~torch.isfinite(values).all()
 
 
+def a_gradient_overflows(params: Iterable[Tensor]) -> bool:
+    """Whether a gradient of this process is not finite; of an engine's parameters see [Note: gradients of an engine].
+
+    Args:
+        params: parameters; those without a gradient are left out.
+    """
+    found = [bool(has_inf_or_nan(grad)) for _, grad in _gradients(params)]  # of all: reading may be collective
+    return any(found)
+
+
 def is_invalid_grad_norm(norm: Tensor | float) -> bool:
     """Whether a norm, or one of several in a tensor, is not finite or below 0."""
     values = torch.as_tensor(norm)
@@ -270,8 +280,7 @@ class CheckOverflow:
 
     def has_overflow_serial(self, params: Iterable[Tensor]) -> bool:
         """Whether a gradient that this rank has is not finite."""
-        found = [bool(has_inf_or_nan(grad)) for _, grad in _gradients(params)]  # of all: reading may be collective
-        return any(found)
+        return a_gradient_overflows(params)
 
     def has_overflow(self, params: Iterable[Tensor], has_moe_params: bool | None = None) -> bool:
         """Whether a gradient is not finite, on any of the ranks that share the model or have other gradients.

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from dsrun.errors import InputError, ModelError
 from dsrun.log_on_ranks import logger
 
+from .gradients import a_gradient_overflows
+
 _FACTOR = 2.0
 #: Keys of `dynamic_loss_args`.
 INITIAL_LOSS_SCALE = "init_scale"
@@ -144,13 +146,12 @@ class DynamicLossScaler(LossScalerBase):
         self.dtype = dtype
 
     def has_overflow_serial(self, params: Iterable[nn.Parameter]) -> bool:
-        """Returns whether a gradient of this process is inf or nan.
+        """Returns whether a gradient of this process is inf or nan; of an engine's parameters every rank must call.
 
         Args:
             params: Parameters whose gradients are looked at.
         """
-        gradients = [param.grad for param in params if param.grad is not None]
-        return any(not bool(gradient.isfinite().all()) for gradient in gradients)
+        return a_gradient_overflows(params)
 
     def update_scale(self, overflow: bool) -> None:
         """Changes the scale after a step.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 
 import psutil
@@ -11,6 +10,8 @@ import torch.distributed as dist
 from ..accelerator import get_accelerator
 
 _GIB = 1 << 30
+#: Bytes of this process's last `memory_status`: of tensors, and reserved.
+_last_figures = [0, 0]
 
 
 def see_memory_usage(message: str, force: bool = False) -> None:
@@ -20,7 +21,7 @@ def see_memory_usage(message: str, force: bool = False) -> None:
         message: first line.
         force: False: nothing happens, as in DeepSpeed.
     """
-    if not force or not _is_first():
+    if not force or own_rank() != 0:
         return
     gc.collect()
     accelerator = get_accelerator()
@@ -46,7 +47,7 @@ def memory_status(msg: str, print_rank: int = -1, reset_max: bool = False) -> No
         print_rank: rank that prints; -1: all do.
         reset_max: look for the most memory anew.
     """
-    rank = dist.get_rank() if dist.is_initialized() else 0
+    rank = own_rank()
     if print_rank not in (-1, rank):
         return
     accelerator = get_accelerator()
@@ -55,8 +56,8 @@ def memory_status(msg: str, print_rank: int = -1, reset_max: bool = False) -> No
         accelerator.reset_peak_memory_stats()
     now = (accelerator.memory_allocated(), accelerator.memory_cached())
     most = (accelerator.max_memory_allocated(), accelerator.max_memory_cached())
-    before = tuple(_last_figures())
-    _last_figures()[:] = now
+    before = tuple(_last_figures)
+    _last_figures[:] = now
     words = [
         f"current {name}={bytes_ / _GIB:0.4f}GB (delta={(bytes_ - last) / _GIB:0.4f}GB max={peak / _GIB:0.4f}GB)"
         for name, bytes_, last, peak in zip(("alloc", "cache"), now, before, most, strict=True)
@@ -66,7 +67,7 @@ def memory_status(msg: str, print_rank: int = -1, reset_max: bool = False) -> No
 
 def get_ma_status() -> int:
     """Returns the memory of tensors on rank 0 or in a lone process, in bytes; 0 on other ranks."""
-    return get_accelerator().memory_allocated() if _is_first() else 0
+    return get_accelerator().memory_allocated() if own_rank() == 0 else 0
 
 
 def empty_cache() -> None:
@@ -75,11 +76,6 @@ def empty_cache() -> None:
     get_accelerator().reset_peak_memory_stats()
 
 
-@functools.cache
-def _last_figures() -> list[int]:
-    """Returns the figures of this process's last `memory_status`: of tensors, and reserved."""
-    return [0, 0]
-
-
-def _is_first() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0
+def own_rank() -> int:
+    """Returns this process's rank; 0 for a lone process."""
+    return dist.get_rank() if dist.is_initialized() else 0

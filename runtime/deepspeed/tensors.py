@@ -46,12 +46,14 @@ def move_to_device(
 
 
 def copy_to_device(item: Any, device: torch.device | str | int, criterion_func: Callable[[Any], bool]) -> Any:
-    """Returns an item, or a container of such, with copies on a device of those that `criterion_func` says.
+    """Returns an item, or a new container of such, with those on a device that `criterion_func` says.
+
+    What is given stays as it is. Nothing that is on the device already is copied, as in DeepSpeed.
 
     Args:
         item: any object, or container of such.
         device: device.
-        criterion_func: function that says which are copied; the others stay as they are.
+        criterion_func: function that says which are put there, by their method `to`; the others stay as they are.
     """
     if criterion_func(item):
         return item.to(device)

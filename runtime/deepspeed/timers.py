@@ -13,12 +13,12 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import psutil
 import torch
-import torch.distributed as dist
 
 from dsrun.errors import ModelError
 from dsrun.log_on_ranks import logger
 
 from ..accelerator import get_accelerator
+from .memory import own_rank
 
 __all__ = [
     "BACKWARD_GLOBAL_TIMER",
@@ -216,7 +216,7 @@ class SynchronizedWallClockTimer:
         del memory_breakdown
         _check_normalizer(normalizer)
         times = [(name, self.timers[name].elapsed(reset=reset) / normalizer) for name in names if name in self.timers]
-        rank, chosen = _rank(), ranks or [0]
+        rank, chosen = own_rank(), ranks or [0]
         if rank in chosen or -1 in chosen:
             print(f"[Rank {rank}] time (ms)" + "".join(f" | {name}: {time_ms:.2f}" for name, time_ms in times))
 
@@ -435,7 +435,3 @@ def instrument_w_nvtx(func: Callable[_Params, _Result]) -> Callable[_Params, _Re
 def _check_normalizer(normalizer: float) -> None:
     if not normalizer > 0:
         raise ModelError(f"timers: normalizer is {normalizer}; expected a number above 0")
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0

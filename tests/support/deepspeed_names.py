@@ -213,7 +213,7 @@ ROWS = (
         "all_reduce barrier broadcast all_gather all_gather_into_tensor all_gather_object inference_all_reduce",
         "dsrun.comm",
         1,
-        "torch's, which take DeepSpeed's words for logs (`prof`, `log_name`, `debug`) too",
+        "torch's, which take DeepSpeed's words for logs (`prof`, `log_name`, `debug`) too, by keyword only",
     ),
     Row(
         "comm.comm comm",
@@ -221,15 +221,16 @@ ROWS = (
         "reduce_scatter reduce_scatter_tensor scatter monitored_barrier batch_isend_irecv P2POp",
         "dsrun.comm",
         3,
-        "torch's, which take DeepSpeed's words for logs (`prof`, `log_name`, `debug`) too",
+        "torch's, which take DeepSpeed's words for logs (`prof`, `log_name`, `debug`) too, by keyword only",
     ),
     Row(
         "comm.comm comm",
-        "all_gather_coalesced allgather_fn reduce_scatter_fn has_all_gather_into_tensor has_all_reduce_coalesced "
-        "has_coalescing_manager has_reduce_scatter_tensor",
+        "all_gather_coalesced has_all_gather_into_tensor has_all_reduce_coalesced has_coalescing_manager "
+        "has_reduce_scatter_tensor",
         "dsrun.comm",
         4,
     ),
+    Row("comm.comm comm", "allgather_fn reduce_scatter_fn", "dsrun.comm", 4, "`prof` and `debug` go by keyword only"),
     Row("comm.comm comm", "get_local_rank", "dsrun.comm", 1),
     Row("comm.comm comm", "get_world_group get_all_ranks_from_group get_global_rank", "dsrun.comm", 3),
     Row("comm.comm comm", "initialize_mesh_device", "dsrun.comm", 4),
@@ -407,7 +408,8 @@ ROWS = (
         "DeepSpeedConfig",
         "dsrun.runtime.deepspeed.config_views",
         2,
-        "what dsrun makes of the config, to read; a name that has no meaning here says so",
+        "what dsrun makes of the config, to read: values that dsrun decides by itself are None, and a name that has no "
+        "meaning here says so",
     ),
     Row(
         "runtime.config",
@@ -672,8 +674,7 @@ ROWS = (
         "main cli_main",
         "dsrun.as_deepspeed.commands.report",
         3,
-        "the command `ds_report`",
-        "hide_operator_status hide_errors_and_warnings",
+        "the command `ds_report`; `hide_errors_and_warnings` has no effect",
     ),
     Row("constants .", "TORCH_DISTRIBUTED_DEFAULT_PORT=MASTER_PORT", "dsrun.as_deepspeed.commands.options", 4),
     Row("constants", "CROSS_RANK CROSS_SIZE LOCAL_RANK", "dsrun.as_deepspeed.constants", 4),

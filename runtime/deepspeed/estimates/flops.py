@@ -7,6 +7,9 @@ It takes attention for whole matrices where a causal kernel computes half of the
 
 Backward is not counted, nor what stands outside of the module that is profiled. Recurrent layers, which torch runs as
 one operation that says nothing, are not counted; a warning says so.
+
+[Note: fast path] For evaluation torch runs its own attention and encoder layers as one operation each, which its
+counter does not know. So that fast path is off while a forward is counted: the arithmetic is the same.
 """
 
 from __future__ import annotations
@@ -85,6 +88,7 @@ class FlopsProfiler:
         self._handles: list[Any] = []
         self._measured: defaultdict[int, _Measured] = defaultdict(_Measured)
         self._counter: FlopCounterMode | None = None
+        self._had_fast_path = True
         self._starts: list[tuple[int, float]] = []
 
     def start_profile(self, ignore_list: Sequence[type] | None = None) -> None:
@@ -194,6 +198,8 @@ class FlopsProfiler:
         if not self._starts:
             if module is not self.model:
                 return  # called by itself, outside of what is profiled
+            self._had_fast_path = torch.backends.mha.get_fastpath_enabled()
+            torch.backends.mha.set_fastpath_enabled(False)  # see [Note: fast path]
             self._counter = FlopCounterMode(display=False, custom_mapping=dict(_FORMULAS))
             self._counter.__enter__()
         assert self._counter is not None
@@ -212,6 +218,7 @@ class FlopsProfiler:
         if not self._starts:
             self._counter.__exit__(None, None, None)
             self._counter = None
+            torch.backends.mha.set_fastpath_enabled(self._had_fast_path)
 
     def _summary(self, step: int) -> Iterator[str]:
         flops, seconds = self.get_total_flops(), self.get_total_duration()

@@ -29,22 +29,23 @@ def begin() -> None:
     """Does what the first import of `deepspeed` does in a process. See [Note: text of a missing name].
 
     Raises:
-        InputError: no version can be told as the user wishes.
+        InputError: no version can be told as the user, or who started this process, wishes.
     """
+    from .version import present_version, wanted_version
+
     if AS_DEEPSPEED_ENV not in os.environ:
         # Nothing but PYTHONPATH has brought the face here.
         from .search_path import place, variables
-        from .version import wanted_version
 
         version = wanted_version(os.environ)
         os.environ.update(variables(os.environ, version))
         place(version)
+    present = present_version()
     if not any(isinstance(finder, _LastFinder) for finder in sys.meta_path):
         sys.meta_path.append(_LastFinder())
     if SAID_DEEPSPEED_ENV not in os.environ and is_first_rank(os.environ):
         os.environ[SAID_DEEPSPEED_ENV] = "1"
-        version = os.environ[AS_DEEPSPEED_ENV]
-        print(f"dsrun: deepspeed is dsrun {dsrun.__version__} (as {version})", file=sys.stderr, flush=True)
+        print(f"dsrun: deepspeed is dsrun {dsrun.__version__} (as {present})", file=sys.stderr, flush=True)
 
 
 def face(

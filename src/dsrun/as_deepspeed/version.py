@@ -54,8 +54,12 @@ def full_version(version: str) -> str:
 
 
 def present_version() -> str:
-    """Returns the version that this process's `deepspeed` stands for; the standard one where it stands for none."""
-    return os.environ.get(AS_DEEPSPEED_ENV) or STANDARD
+    """Returns the version that this process's `deepspeed` stands for; the standard one where it stands for none.
+
+    Raises:
+        InputError: `DSRUN_AS_DEEPSPEED` is no version that dsrun can stand for.
+    """
+    return wanted_version({AS_DEEPSPEED_ENV: os.environ.get(AS_DEEPSPEED_ENV, "")})
 
 
 def _numbers(version: str) -> tuple[int, ...]:

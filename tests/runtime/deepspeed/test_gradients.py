@@ -89,11 +89,49 @@ def _clip_and_look() -> dict[Any, Any]:
     seen["asked"] += [CheckOverflow().check_using_norm([-1.0 if late else 2.0], reduce_overflow=False)]
     mine.grad = torch.full((1,), math.nan if late else 1.0)
     seen["asked"] += [CheckOverflow([[mine]], zero_reduce_scatter=everywhere).check() for everywhere in (False, True)]
+    seen["model parallel"] = [_of_one_model(_Unit()), _of_one_model(_UnitByAxes())]
     return seen
 
 
-def test_an_engines_gradients_are_read_and_clipped_at_every_stage() -> None:
-    for rank, seen in enumerate(run_ranks(2, _clip_and_look)):
+class _Unit:
+    """Ranks that have one model between them."""
+
+    def get_model_parallel_group(self) -> Any:
+        return torch.distributed.group.WORLD
+
+    def get_model_parallel_rank(self) -> int:
+        return torch.distributed.get_rank()
+
+
+class _UnitByAxes(_Unit):
+    """The same, by the name that Megatron has now; the older one must not be asked."""
+
+    def get_tensor_model_parallel_rank(self) -> int:
+        return torch.distributed.get_rank()
+
+    def get_model_parallel_rank(self) -> int:
+        raise AssertionError("the name for the axis goes first")
+
+
+def _of_one_model(mpu: Any) -> list[float]:
+    """What is said of a parameter that both ranks have, [3, 0], and one that has a part on each: [4], [12]."""
+    shared, part = nn.Parameter(torch.tensor([3.0, 0.0])), nn.Parameter(torch.tensor([4.0]))
+    part.model_parallel = True
+    with torch.no_grad():
+        part.fill_(12.0 if torch.distributed.get_rank() else 4.0)
+    for param in (shared, part):
+        param.grad = param.detach().clone()
+    said = [get_weight_norm([shared, part], mpu=mpu), get_grad_zeros([shared, part], mpu=mpu)]
+    return [*said, float(clip_grad_norm_([shared, part], 100.0, mpu=mpu))]
+
+
+@pytest.fixture(scope="module")
+def clipped() -> list[dict[Any, Any]]:
+    return run_ranks(2, _clip_and_look)
+
+
+def test_an_engines_gradients_are_read_and_clipped_at_every_stage(clipped: list[dict[Any, Any]]) -> None:
+    for rank, seen in enumerate(clipped):
         oracle = seen["oracle"]
         for stage in (0, 1, 2, 3):
             found = seen[stage]
@@ -107,6 +145,12 @@ def test_an_engines_gradients_are_read_and_clipped_at_every_stage() -> None:
             assert found["overflow then"] == [True, True, -1]
         assert seen["mean"] == pytest.approx([2.0, (3.0 if rank else 1.0) / 2])
         assert seen["asked"] == [True, rank == 1, rank == 1, True]
+
+
+def test_what_ranks_of_a_model_have_in_common_counts_once(clipped: list[dict[Any, Any]]) -> None:
+    for seen in clipped:
+        for said in seen["model parallel"]:
+            assert said == pytest.approx([13.0, 1.0, 13.0])  # of 3, 4 and 12, and of one 0
 
 
 def test_clipping_gradients_that_carry_a_loss_scale_is_refused() -> None:

@@ -13,7 +13,10 @@ from torch import nn
 from dsrun.as_deepspeed.search_path import SITE
 from dsrun.errors import InputError, ModelError
 from dsrun.runtime.deepspeed.loss_scalers import DynamicLossScaler, LossScaler, create_loss_scaler
+from dsrun.zero import safe_get_full_grad, safe_set_full_grad
 from support.cli import clean_environment
+from support.models import loss_of
+from support.training import batches, config, make_engine
 
 OVERFLOWS = [bool(int(digit)) for digit in "0001000011100001001010"]
 #: Scale and overflows left, after each step; recorded from DeepSpeed 0.19.8 with a first scale of 256, a window of 3,
@@ -71,6 +74,20 @@ def test_a_loss_is_scaled_and_overflows_are_found() -> None:
     assert not dynamic.has_overflow_serial([weight])
     weight.grad.fill_(torch.inf)
     assert dynamic.has_overflow_serial([weight, nn.Parameter(torch.zeros(1))])
+
+
+def test_overflows_of_an_engines_gradients_are_found_where_param_grad_is_none() -> None:
+    engine = make_engine(config(0, micro=4, gradient_clipping=0.0))
+    inputs, targets = batches(0, samples=4)
+    engine.backward(loss_of(engine(inputs), targets))
+    scaler, params = DynamicLossScaler(8, 3, 1, 1, False), list(engine.module.parameters())
+    assert not scaler.has_overflow_serial(params)
+    grad = safe_get_full_grad(params[0])
+    assert params[0].grad is None
+    assert grad is not None
+    safe_set_full_grad(params[0], torch.full_like(grad, torch.inf))
+    assert scaler.has_overflow_serial(iter(params))
+    engine.destroy()
 
 
 def test_a_scaler_is_made_for_the_dtype() -> None:

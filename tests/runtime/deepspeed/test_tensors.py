@@ -47,6 +47,15 @@ def test_what_the_criterion_says_is_copied_and_the_rest_stays() -> None:
     copied = copy_to_device({"a": (tensor, "word"), "b": 3}, "meta", torch.is_tensor)
     assert copied["a"][0].is_meta
     assert (copied["a"][1], copied["b"]) == ("word", 3)
+    assert not tensor.is_meta
+
+
+def test_what_is_on_the_device_is_not_copied_again_as_in_deepspeed() -> None:
+    tensor = torch.ones(2)
+    given = [tensor]
+    copied = copy_to_device(given, "cpu", torch.is_tensor)
+    assert copied is not given
+    assert copied[0] is tensor
 
 
 def test_bytes_of_tensors_in_containers() -> None:

@@ -119,6 +119,19 @@ def test_a_version_that_dsrun_cannot_stand_for_is_refused_by_name(wish: str) -> 
         wanted_version({"DSRUN_AS_DEEPSPEED_VERSION": wish})
 
 
+def test_a_parents_version_that_is_none_is_refused_by_name_where_deepspeed_is_imported(work: Path) -> None:
+    done = python("-c", "import deepspeed", cwd=work, PYTHONPATH=SITE, DSRUN_AS_DEEPSPEED="1")
+    assert done.exit_code == 1
+    assert "InputError: environment: DSRUN_AS_DEEPSPEED is '1'; expected a version of DeepSpeed" in done.stderr
+    assert "not enough values" not in done.stderr
+    assert "deepspeed is dsrun" not in done.stderr
+    with pytest.raises(InputError) as raised:
+        wanted_version({"DSRUN_AS_DEEPSPEED": "1"})
+    assert raised.value.hint == f"unset it: dsrun then stands for {STANDARD}"
+    unset = python("-c", WHICH, cwd=work, PYTHONPATH=SITE)
+    assert unset.stdout == f"{OURS}\n", unset.stderr
+
+
 def test_versions_are_the_wish_then_the_parents_then_the_standard() -> None:
     assert wanted_version({}) == wanted_version({"DSRUN_AS_DEEPSPEED_VERSION": ""}) == STANDARD
     assert wanted_version({"DSRUN_AS_DEEPSPEED": "0.10.0"}) == "0.10.0"

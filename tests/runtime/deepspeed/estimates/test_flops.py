@@ -105,6 +105,37 @@ def test_a_tiny_llama_has_deepspeeds_macs() -> None:
         assert found == (11534336, 5767168, 90432), kind  # 0.19.8: 11550720 flops with sdpa, and 11567104
 
 
+@pytest.mark.parametrize(
+    ("make", "inputs", "macs"),
+    [
+        (lambda: nn.MultiheadAttention(16, 4, batch_first=True), 3, 11840),
+        (lambda: nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 1, 22080),
+        (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2), 1, 44160),
+    ],
+)
+def test_torchs_own_attention_has_deepspeeds_macs(make: Any, inputs: int, macs: int) -> None:
+    found = get_model_profile(make(), args=[torch.ones(2, 5, 16)] * inputs, **QUIET)
+    assert found[1] == macs  # of 0.19.8, for evaluation as here
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_torchs_fast_path_is_as_it_was_after_a_profile(enabled: bool) -> None:
+    class Failing(nn.MultiheadAttention):
+        def forward(self, *inputs: Any, **options: Any) -> Any:
+            raise RuntimeError("as told")
+
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(enabled)
+    try:
+        get_model_profile(nn.MultiheadAttention(16, 4), args=[torch.ones(5, 2, 16)] * 3, **QUIET)
+        assert torch.backends.mha.get_fastpath_enabled() is enabled
+        with pytest.raises(RuntimeError, match="as told"):
+            get_model_profile(Failing(16, 4), args=[torch.ones(5, 2, 16)] * 3, warm_up=0, **QUIET)
+        assert torch.backends.mha.get_fastpath_enabled() is enabled
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
 def test_numbers_are_written_as_deepspeed_writes_them() -> None:
     assert get_model_profile(perceptron(), (4, 16), print_profile=False) == ("6.14 K", "3.07 KMACs", "808")
     assert [number_to_string(number) for number in (0, 1, 0.002, 3e-6, 1.25e13)] == [

@@ -63,6 +63,11 @@ def _in_deepspeeds_words() -> dict[str, Any]:
     gathered = [torch.zeros(2), torch.zeros(4)]
     comm.all_gather_coalesced(gathered, [torch.full((1,), float(rank)), torch.full((2,), float(rank))])
     seen["all_gather_coalesced"] = [tensor.tolist() for tensor in gathered]
+    alone = [dist.new_group([place]) for place in range(2)][rank]
+    of_group, waiting = [torch.zeros(1)], [torch.zeros(1)]
+    comm.all_gather_coalesced(of_group, [mine[:1] + rank + 2], group=alone)
+    comm.all_gather_coalesced(waiting, [mine[:1] + rank + 3], group=alone, async_op=True).wait()
+    seen["all_gather_coalesced of a group"] = [float(tensor) for tensor in (*of_group, *waiting)]
     found: list[Any] = [None, None]
     comm.all_gather_object(object_list=found, obj=rank, **words)
     seen["all_gather_object"] = found
@@ -121,6 +126,7 @@ def test_ranks_join_by_it_and_collectives_take_deepspeeds_words() -> None:
             "all_reduce": [1.0, 5.0],
             "all_reduce_coalesced": [[4.0, 4.0], [4.0, 4.0, 4.0], True],
             "all_gather_coalesced": [[0.0, 1.0], [0.0, 0.0, 1.0, 1.0]],
+            "all_gather_coalesced of a group": [3.0 + rank, 4.0 + rank],
             "all_gather_object": [0, 1],
         }
         assert said[8] == [[0.0, 1.0], [0.0, 1.0], [3.0 if rank else 1.0]]
