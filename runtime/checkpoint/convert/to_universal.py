@@ -13,6 +13,7 @@ import os
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,14 @@ from .write import write
 
 _OF_STAGES_1_AND_2 = "mp_rank_00_model_states.pt"
 _OF_STAGE_3 = "zero_pp_rank_0_mp_rank_00_model_states.pt"
+_OPTIMIZER_STATE = "zero/optimizer_state.pt"
 _SCALAR = "scalar:"
 
 
 def to_universal(source: Path, out: Path, *, progress: Callable[[], None] = lambda: None) -> list[str]:
     """Makes a universal checkpoint of one of dsrun's or of DeepSpeed's, and lets `latest_universal` beside it name it.
 
-    The folder gets its name when it is complete; one that is there already is replaced then.
+    The folder gets its name when it is complete; one that this has made before is replaced then, and nothing else.
 
     Args:
         source: folder of the checkpoint, or one whose `latest` names it.
@@ -57,7 +59,8 @@ def to_universal(source: Path, out: Path, *, progress: Callable[[], None] = lamb
         descriptions of what was not taken over.
 
     Raises:
-        CheckpointError: there is no checkpoint, it is damaged, or `out` is something else than such a folder.
+        CheckpointError: there is no checkpoint, it is damaged, or `out` is something else than such a folder, or one
+            that the checkpoint lies in.
         OSError: the file system refuses.
     """
     out = out.absolute()
@@ -67,6 +70,8 @@ def to_universal(source: Path, out: Path, *, progress: Callable[[], None] = lamb
     if target.resolve() == out.resolve():
         raise CheckpointError(f"{out}: it is the checkpoint that is to be converted", hint="name another folder")
     _check_replaceable(out)
+    if target.resolve().is_relative_to(out.resolve()):
+        raise CheckpointError(f"{out}: the checkpoint that is to be converted lies in it", hint="name another folder")
     out.parent.mkdir(parents=True, exist_ok=True)
     left: list[str] = []
     with scratch_folder(out.parent, "universal") as between, held(target):
@@ -94,9 +99,18 @@ def to_universal(source: Path, out: Path, *, progress: Callable[[], None] = lamb
 def _check_replaceable(out: Path) -> None:
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise CheckpointError(f"{out}: it is no folder, and is not replaced", hint="name another folder")
-    is_universal = (out / "zero").is_dir() or (out / INDEX_FILE).exists()
-    if out.is_dir() and not is_universal and any(out.iterdir()):
-        raise CheckpointError(f"{out}: it holds something else than a universal checkpoint", hint="name another folder")
+    names = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+    if not names:
+        return
+    of_this = {"zero", INDEX_FILE, _OF_STAGES_1_AND_2, _OF_STAGE_3}
+    strange = [name for name in names if name not in of_this and not fnmatchcase(name, "rank-*.safetensors")]
+    lacking = [name for name in (INDEX_FILE, _OPTIMIZER_STATE) if not (out / name).is_file()]
+    if strange or lacking:
+        why = f"`{strange[0]}` is in it" if strange else f"`{lacking[0]}` is not in it"
+        raise CheckpointError(
+            f"{out}: it holds something else than a universal checkpoint of dsrun's, and is not replaced: {why}",
+            hint="name another folder, or remove this one first",
+        )
 
 
 def _link(source: Path, made: Path) -> None:
@@ -157,7 +171,7 @@ def write_for_deepspeed(index: Index, folder: Path, *, progress: Callable[[], No
     steps = [name for name in params if index.find(name, f"{_SCALAR}step") is not None]
     for name, step in read_whole(index, folder, steps, role=f"{_SCALAR}step").items():
         _save(step.float(), folder / "zero" / name / "step.pt")
-    _save(optimizer_state(index, folder, trained_names(index)), folder / "zero" / "optimizer_state.pt")
+    _save(optimizer_state(index, folder, trained_names(index)), folder / _OPTIMIZER_STATE)
     _save(model_states(index, folder, trained_names(index)), folder / _OF_STAGES_1_AND_2)
     os.link(folder / _OF_STAGES_1_AND_2, folder / _OF_STAGE_3)
     if index.values.get("loss_scale") is not None:

@@ -188,7 +188,7 @@ class Checkpoints:
         converted = None
         if copy is None and self._as_deepspeed:
             converted = reading.enter_context(
-                converted_from_deepspeed(run, chosen, options, progress=self._heartbeat.beat)
+                converted_from_deepspeed(run, chosen, options, where=str(load_dir), progress=self._heartbeat.beat)
             )
 
         def look() -> CheckedCheckpoint | None:

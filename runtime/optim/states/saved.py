@@ -197,8 +197,15 @@ class SavedStates:
                 return torch.float32
             if is_elementwise(run, state.get(key)):
                 return state[key].dtype
-        made = None if states else _states_of_a_leaf(self._states.optimizer, info.group).get(key)
+        made = None if states else self._states_of_a_leaf(info.group).get(key)
         return made.dtype if isinstance(made, Tensor) and made.numel() > 1 else None
+
+    def made_states(self) -> set[str]:
+        """Returns the names of the states that the optimizer makes in its steps, whether or not it has taken one."""
+        if self._structured is not None:
+            return {role for info in self._tensors for role in self._structured.state_roles(info.name, info.shape)}
+        made = [self._states_of_a_leaf(group) for group in range(len(self._states.optimizer.param_groups))]
+        return {name for states in made for name, value in states.items() if value is not None}
 
     def options(self) -> list[dict[str, Any]]:
         """Returns each group's hyperparameters that JSON can hold (lr, betas, ...), with numbers for tensors."""
@@ -230,6 +237,10 @@ class SavedStates:
                 if has_first_element(piece):
                     yield number_entry(piece, role, value, run.owned.holders)
 
+    def _states_of_a_leaf(self, group: int) -> dict[str, Any]:
+        device = next((run.grad.device for run in self._states.runs), torch.device("cpu"))
+        return _states_of_a_leaf(self._states.optimizer, group, device)
+
     def _coded_piece(self, name: str, key: str) -> tuple[Run, ShardPiece, CodedState] | None:
         for run in self._states.runs:
             for piece in run.pieces():
@@ -239,11 +250,13 @@ class SavedStates:
         return None
 
 
-def _states_of_a_leaf(optimizer: optim.Optimizer, group: int) -> dict[str, Any]:
-    """Returns what a copy of an optimizer makes for a leaf of two zeros; for a rank that has no leaf to look at."""
-    leaf = nn.Parameter(torch.zeros(2))
-    leaf.grad = torch.zeros(2)
+def _states_of_a_leaf(optimizer: optim.Optimizer, group: int, device: torch.device) -> dict[str, Any]:
+    """Returns what a copy of an optimizer makes for a leaf of two zeros; where there is no leaf of its to look at."""
+    leaf = nn.Parameter(torch.zeros(2, device=device))
+    leaf.grad = torch.zeros(2, device=device)
     twin = copy(optimizer)
+    # What torch's own copy leaves behind; a schedule's `step` would step the optimizer itself.
+    twin.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     hooks = {key: OrderedDict[int, Any]() for key in vars(optimizer) if key.endswith("_hooks")}
     options = {**optimizer.param_groups[group], "params": [leaf]}
     twin.__dict__.update(hooks, state=defaultdict[Tensor, Any](dict), param_groups=[options])

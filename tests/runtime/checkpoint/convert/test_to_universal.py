@@ -169,6 +169,91 @@ def test_what_is_no_checkpoint_or_would_be_overwritten_is_named(tmp_path: Path) 
     assert not list(tmp_path.glob("*latest_universal"))
 
 
+def _train_and_save(folder: str) -> None:
+    engine = engine_of(2)
+    for step in range(2):
+        update(engine, step)
+        engine.save_checkpoint(folder)
+    engine.destroy()
+
+
+def test_only_a_folder_that_it_has_made_itself_is_replaced_and_never_what_holds_the_source(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run_ranks(1, _train_and_save, str(run))
+    source, newest = run / "global_step1", run / "global_step2"
+    project = tmp_path / "project"
+    (project / "zero").mkdir(parents=True)
+    (project / "train.py").write_text("script")
+    (project / "zero" / "a.py").write_text("module")
+    noted, around, deep = (tmp_path / name for name in ("noted", "around", "deep"))
+    for out in (noted, around, deep):
+        to_universal(source, out)
+    to_universal(source, noted)
+    (noted / "notes.txt").write_text("mine")
+    shutil.copytree(source, around / "global_step1")
+    shutil.copytree(source, deep / "zero" / "global_step1")
+    (tmp_path / "latest_universal").unlink()
+    before = sorted(tmp_path.rglob("*"))
+    for given, out, why in (
+        (source, newest, "`zero/optimizer_state.pt` is not in it"),
+        (source, project, "`train.py` is in it"),
+        (source, noted, "`notes.txt` is in it"),
+        (around / "global_step1", around, "`global_step1` is in it"),
+        (deep / "zero" / "global_step1", deep, "the checkpoint that is to be converted lies in it"),
+    ):
+        with pytest.raises(CheckpointError, match=f"{out}: .*{why}") as raised:
+            to_universal(given, out)
+        assert "name another folder" in str(raised.value.hint)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert read_index(newest).values["counters"]["global_steps"] == 2
+
+
+def test_a_folder_that_is_replaced_is_gone_and_what_failed_leaves_the_earlier_one(tmp_path: Path) -> None:
+    out = tmp_path / UNIVERSAL
+    shutil.copytree(MADE / "stage1", tmp_path / "run")
+    to_universal(tmp_path / "run" / TAG, out)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    (out / "zero" / "stale").mkdir()
+
+    def fail() -> None:
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        to_universal(tmp_path / "run" / TAG, out, progress=fail)
+    assert (out / "zero" / "stale").is_dir()
+    to_universal(tmp_path / "run" / TAG, out)
+    assert not (out / "zero" / "stale").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+_DIES_REMOVING = """
+import os, signal, sys
+from pathlib import Path
+from dsrun.runtime.checkpoint.convert.to_universal import to_universal
+left = 3
+def count(event, args):
+    global left
+    if event == "os.remove":
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(count)
+to_universal(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def test_a_kill_while_the_earlier_folder_is_removed_leaves_the_new_one_whole(tmp_path: Path) -> None:
+    source, out = tmp_path / "run" / TAG, tmp_path / UNIVERSAL
+    shutil.copytree(MADE / "stage1", tmp_path / "run")
+    to_universal(source, out)
+    first, names = (out / "index.json").stat().st_ino, sorted(out.rglob("*.pt"))
+    done = subprocess.run([sys.executable, "-c", _DIES_REMOVING, str(source), str(out)], timeout=60, check=False)
+    assert done.returncode == -9
+    assert (out / "index.json").stat().st_ino != first
+    assert sorted(out.rglob("*.pt")) == names
+    assert list(verify(out, read_index(out))) == []
+
+
 _DIES = """
 import os, signal, sys
 from pathlib import Path
