@@ -9,17 +9,54 @@ and are no trifles. In a ModuleList all of these are, for that is what layers ar
 the list and consists of a stack for the most part: a whole model beside small things, which is looked into. A
 Sequential of several classes is a pipeline as often as a stack of layers, so an item that has a stack of its own, or is
 a Sequential itself, is looked into there.
+
+Where a pipeline has cut a stack, an `AbsentBlock` stands for each block that another rank has. It counts as that block
+when it is decided which items are blocks, so that all ranks decide alike, and is none itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 #: Modules with fewer parameters are not worth a treatment of their own, where nothing says that they are repeated.
 SMALL_NUMEL = 4096
+
+
+class AbsentBlock(nn.Module):
+    """The place of a block that another rank has: no parameters, buffers or parts. Its forward is not to be called.
+
+    Args:
+        kind: class of the block.
+        numel: number of the block's parameters.
+        has_parts: whether the block has modules of its own.
+        is_mostly_a_stack: whether most of the block's parameters are in a stack inside of it.
+    """
+
+    def __init__(self, kind: type[nn.Module], *, numel: int, has_parts: bool, is_mostly_a_stack: bool = False) -> None:
+        super().__init__()
+        self.kind = kind
+        self.numel = numel
+        self.has_parts = has_parts
+        self.is_mostly_a_stack = is_mostly_a_stack
+
+    @classmethod
+    def of(cls, block: nn.Module) -> AbsentBlock:
+        """Returns the place of a block, which may be on the meta device."""
+        return cls(
+            type(block),
+            numel=numel_of(block),
+            has_parts=_has_parts(block),
+            is_mostly_a_stack=_is_mostly_a_stack(block),
+        )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuses: another rank has the block."""
+        del args, kwargs
+        raise AssertionError(f"the {self.kind.__name__} that was called is another rank's")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +77,18 @@ def blocks_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
     if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < 2:
         return []
     children = list(module.named_children())
-    if len({type(child) for _, child in children}) == 1:
-        return children if _has_parts(children[0][1]) else []
+    if len({_kind(child) for _, child in children}) == 1:
+        return _present(children) if _has_parts(children[0][1]) else []
     found = [(name, child) for name, child in children if _has_parts(child) and numel_of(child) >= SMALL_NUMEL]
     if isinstance(module, nn.Sequential):
-        return [(name, child) for name, child in found if not (isinstance(child, nn.Sequential) or has_stack(child))]
-    most = numel_of(module) // 2
-    return [(name, child) for name, child in found if numel_of(child) <= most or not _is_mostly_a_stack(child)]
+        kept = [
+            (name, child) for name, child in found if not (issubclass(_kind(child), nn.Sequential) or has_stack(child))
+        ]
+        return _present(kept)
+    most = sum(numel_of(child) for _, child in children) // 2
+    return _present(
+        [(name, child) for name, child in found if numel_of(child) <= most or not _is_mostly_a_stack(child)]
+    )
 
 
 def has_stack(module: nn.Module) -> bool:
@@ -54,14 +96,24 @@ def has_stack(module: nn.Module) -> bool:
     return any(blocks_of(part) for part in module.modules())
 
 
+def _kind(module: nn.Module) -> type[nn.Module]:
+    return module.kind if isinstance(module, AbsentBlock) else type(module)
+
+
+def _present(blocks: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    return [(name, block) for name, block in blocks if not isinstance(block, AbsentBlock)]
+
+
 def _is_mostly_a_stack(module: nn.Module) -> bool:
+    if isinstance(module, AbsentBlock):
+        return module.is_mostly_a_stack
     stacks = (nn.ModuleList(block for _, block in blocks_of(part)) for part in module.modules())
     return any(2 * numel_of(stack) > numel_of(module) for stack in stacks)
 
 
 def numel_of(module: nn.Module) -> int:
-    """Returns how many parameters `module` has, each counted once."""
-    return sum(param.numel() for param in module.parameters())
+    """Returns how many parameters `module` has, each counted once; of an `AbsentBlock`, those of its block."""
+    return module.numel if isinstance(module, AbsentBlock) else sum(param.numel() for param in module.parameters())
 
 
 def find_stacks(module: nn.Module, *, skip: Callable[[nn.Module], bool], name: str = "") -> list[Stack]:
@@ -85,4 +137,6 @@ def find_stacks(module: nn.Module, *, skip: Callable[[nn.Module], bool], name: s
 
 
 def _has_parts(module: nn.Module) -> bool:
+    if isinstance(module, AbsentBlock):
+        return module.has_parts
     return not isinstance(module, nn.ModuleList | nn.ModuleDict) and any(True for _ in module.children())

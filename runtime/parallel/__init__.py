@@ -1,0 +1,1 @@
+"""Axes of ranks beside data: how a model is cut along each, and what the parts exchange."""

@@ -1,0 +1,1 @@
+"""Pipeline schedules as values: made, given their communication, proved and priced, without torch."""
