@@ -60,6 +60,12 @@ _NO_CONFIG: dict[str, Any] = {
 )
 @click.option("--what-if", "all_choices", is_flag=True, help="Compare every stage and offload.")
 @click.option("--fit", is_flag=True, help="Print the config that fits with the highest predicted speed.")
+@click.option(
+    "--schedule",
+    "picture",
+    metavar="FILE.svg",
+    help="Write a picture of the pipeline's schedule, and nothing else; `-` prints it as text.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("model", metavar="MODEL")
 def command(
@@ -78,6 +84,7 @@ def command(
     speed: tuple[str, ...],
     all_choices: bool,
     fit: bool,
+    picture: str | None,
     as_json: bool,
 ) -> int:
     """Predict memory by tier and the shortest step, before anything runs.
@@ -98,6 +105,8 @@ def command(
 
     if fit and all_choices:
         raise UsageError("`--fit` and `--what-if` exclude each other", hint="leave one of them out")
+    if picture is not None and (fit or all_choices or as_json):
+        raise UsageError("`--schedule` goes with none of `--fit`, `--what-if` and `--json`", hint="run it by itself")
     problems: list[Problem] = []
     size = _attempt(problems, lambda: _model(model, other_model, trained))
     machine = _attempt(
@@ -110,6 +119,8 @@ def command(
     if machine is None or size is None or checked is None or problems:
         raise UsageError.of(problems)
     settings = _settings(checked, size, machine, seq=seq, micro=micro, recompute=recompute)
+    if picture is not None:
+        return _draw(settings, picture)
     if fit:
         return _print_fit(checked, fastest(size, settings, machine), settings)
     if all_choices:
@@ -197,11 +208,35 @@ def _fastest_stage(size: ModelSize, settings: RunSettings, machine: Machine) -> 
 
     from dsrun.estimate.search import fastest
 
-    choice = fastest(size, settings, machine)
+    choice = fastest(size, settings, machine, pipelines=False)
     stage = settings.stage if choice is None else choice.prediction.settings.stage
     reason = "none fits" if choice is None else "the fastest that fits"
     note = f"no `--config`: bf16 with AdamW, at stage {stage} ({reason})"
     return replace(settings, stage=stage, notes=(note, *settings.notes))
+
+
+def _draw(settings: RunSettings, path: str) -> int:
+    """Writes a picture of the pipeline's schedule to a file, or as text to stdout."""
+    from dsrun.estimate.time.pipeline import schedule_of
+    from dsrun.pipeline_schedules.picture import svg_of, text_of
+
+    if settings.stages == 1:
+        raise UsageError(
+            "`--schedule` draws a pipeline's schedule, and the config has one stage",
+            hint='give `--config` a file with "pipeline": {"stages": 4}, say',
+        )
+    if path != "-" and not path.endswith(".svg"):
+        raise UsageError(f"`--schedule` is `{path}`; expected a name that ends in .svg, or `-`")
+    schedule = schedule_of(settings)
+    if path == "-":
+        click.echo(text_of(schedule), nl=False)
+        return 0
+    try:
+        Path(path).write_text(svg_of(schedule), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--schedule {path}: {error.strerror}") from error
+    click.echo(f"dsrun: {path}: {schedule.name}, {schedule.ranks} stages, {schedule.micros} micro batches", err=True)
+    return 0
 
 
 def _print_fit(config: Config, choice: Choice | None, settings: RunSettings) -> int:
@@ -228,20 +263,35 @@ def _print_fit(config: Config, choice: Choice | None, settings: RunSettings) -> 
     seconds = prediction.step.seconds
     time = "" if seconds is None else f", a step of at least {format_duration(seconds)}"
     changed = ", ".join(f"`{key}` {value}" for key, value in choice.changes) or "nothing to change"
+    if chosen.stages > 1 and chosen.stages != settings.stages:
+        changed += "; the script trains with `engine.train_batch`"
     by_script = ", where the script recomputes its blocks" if chosen.recompute == "blocks" else ""
     click.echo(f"dsrun: {verdict(prediction)}{by_script}{time}; {changed}", err=True)
     return 0
 
 
 def _changed(raw: dict[str, Any], chosen: RunSettings, *, had_train_batch: bool) -> dict[str, Any]:
-    """Returns the config as written, with the chosen stage and batch; offload leaves it."""
+    """Returns the config as written, with the chosen stage, pipeline and batch; offload leaves it."""
     document: dict[str, Any] = dict(raw)
     zero = {
         key: value for key, value in dict(raw.get("zero_optimization") or {}).items() if not key.startswith("offload_")
     }
     document["zero_optimization"] = {**zero, "stage": chosen.stage}
+    if chosen.stages > 1:
+        document["pipeline"] = _pipeline_changed(dict(raw.get("pipeline") or {}), chosen)
+    else:
+        document.pop("pipeline", None)
     document["train_micro_batch_size_per_gpu"] = chosen.micro_batch
     document["gradient_accumulation_steps"] = chosen.accumulation_steps
     if not had_train_batch:
         document.pop("train_batch_size", None)
     return document
+
+
+def _pipeline_changed(section: dict[str, Any], chosen: RunSettings) -> dict[str, Any]:
+    """Returns the section as written, with the chosen stages, chunks and schedule."""
+    for name in ("stages", "schedule", "virtual_stages", "partition"):
+        section.pop(name, None)
+    chunks = {"virtual_stages": chosen.chunks_per_rank} if chosen.chunks_per_rank > 1 else {}
+    partition = {} if chosen.partition == "cost" else {"partition": chosen.partition}
+    return {"stages": chosen.stages, "schedule": chosen.schedule, **chunks, **partition, **section}

@@ -70,7 +70,10 @@ def refuse_misfit(model: ModelSize, config: str, machine: Machine, *, most_ranks
     from dsrun.estimate.run.settings import read_settings
     from dsrun.estimate.search import nearest
 
-    settings = read_settings(load(config), ranks=machine.ranks)
+    loaded = load(config)
+    if loaded.pipeline.stages == "auto" and "pipeline.stages" in loaded.provenance:
+        return  # the script's model says how many ranks share it out
+    settings = read_settings(loaded, ranks=machine.ranks)
     state = predict(model, settings, machine).state.total
     if machine.on_cpu:
         limit, needed = machine.host_memory_bytes, state * machine.ranks_per_host

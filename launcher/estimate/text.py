@@ -16,6 +16,7 @@ from dsrun.estimate.run.settings import RunSettings
 from dsrun.units import format_bytes, format_count, format_duration
 
 from .attention_text import attention_json, describe_attention
+from .pipeline_text import describe_pipeline, pipeline_json
 
 SCHEMA_VERSION = 1
 _WIDTH = 80
@@ -28,6 +29,8 @@ _MIB = 1 << 20
 def describe_prediction(prediction: Prediction) -> list[str]:
     """Returns the report: what runs where, a table and a bar a tier, one step's paths, what was assumed."""
     lines = [*_head(prediction), ""]
+    if prediction.pipeline is not None:
+        lines += [*describe_pipeline(prediction), ""]
     for tier in prediction.tiers:
         if tier.lines:
             lines += [*_tier_lines(tier), ""]
@@ -291,6 +294,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
             }
             for tier in prediction.tiers
         ],
+        "pipeline": pipeline_json(prediction),
         "attention": attention_json(prediction.attention),
         "host_bytes": prediction.host_bytes,
         "save_bytes": prediction.save_bytes,

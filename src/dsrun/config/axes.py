@@ -40,6 +40,10 @@ class AxisRow:
     keys: tuple[str, ...] = ()
 
 
+def _stages(config: Config) -> int:
+    return config.pipeline.count
+
+
 def _experts(config: Config) -> int:
     section = config.expert_parallel
     return section.autoep_size if section.enabled else 1
@@ -55,6 +59,7 @@ def _tensor(config: Config) -> int:
 
 #: The axes, slowest first: ranks of the last one are neighbours, and so on one host.
 AXES: tuple[AxisRow, ...] = (
+    AxisRow("pipe", "pipeline", _stages, ("pipe",), keys=("pipeline.stages",)),
     AxisRow("data", "data parallel", None, ("replica", "batch", "shard")),
     AxisRow(
         "expert",

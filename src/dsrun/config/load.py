@@ -21,6 +21,7 @@ from dsrun.config.legacy import translate
 from dsrun.config.programs import fold_idle_keys, rewrite_program_forms
 from dsrun.config.provenance import Kind, Provenance, Source
 from dsrun.config.rules.all import check_rules
+from dsrun.config.rules.pipeline import check_micro_batches
 from dsrun.config.status import judge
 from dsrun.config.suggest import suggest_key
 from dsrun.config.text.source import ConfigSource, read_source
@@ -28,6 +29,7 @@ from dsrun.config.text.tree import Node, Position, show
 from dsrun.errors import ConfigError
 
 _ASYNCHRONOUS = "checkpoint.asynchronous"
+_STAGES = "pipeline.stages"
 
 
 class NotAConfigError(ConfigError):
@@ -47,19 +49,27 @@ class Inspection:
     findings: tuple[Finding, ...]
 
 
-def load(source: ConfigSource, *, world_size: int | None = None, as_deepspeed: bool = False) -> Config:
+def load(
+    source: ConfigSource,
+    *,
+    world_size: int | None = None,
+    as_deepspeed: bool = False,
+    pipeline_stages: int | None = None,
+) -> Config:
     """Loads and checks a config.
 
     Args:
         source: path of a file (JSON, or YAML by its ending), inline JSON, urlsafe base64 of JSON, or a dict.
         world_size: ranks of the job, where known: the batch sizes are solved with it.
         as_deepspeed: whether the script takes dsrun for DeepSpeed, see [Note: configs of programs].
+        pipeline_stages: stages that the script's model has been cut into; None where it has been cut into none. The
+            config may leave them out, and may say no other number.
 
     Raises:
         ConfigError: everything that is wrong, each with its place; with a world size also batch values that are
             `"auto"` and follow from nothing.
     """
-    inspection = inspect(source, world_size=world_size, as_deepspeed=as_deepspeed)
+    inspection = inspect(source, world_size=world_size, as_deepspeed=as_deepspeed, pipeline_stages=pipeline_stages)
     if inspection.config is None:
         error = errors_of(inspection.findings)
         assert error is not None, "a config is missing only where an error says why"
@@ -70,7 +80,12 @@ def load(source: ConfigSource, *, world_size: int | None = None, as_deepspeed: b
 
 
 def inspect(
-    source: ConfigSource, *, world_size: int | None = None, keep_planned: bool = False, as_deepspeed: bool = False
+    source: ConfigSource,
+    *,
+    world_size: int | None = None,
+    keep_planned: bool = False,
+    as_deepspeed: bool = False,
+    pipeline_stages: int | None = None,
 ) -> Inspection:
     """Checks a config without raising for what is wrong inside it.
 
@@ -81,6 +96,7 @@ def inspect(
             `"auto"` is only a warning.
         keep_planned: return the config also where its only errors are keys of a later version, to plan with.
         as_deepspeed: whether the script takes dsrun for DeepSpeed, see [Note: configs of programs].
+        pipeline_stages: stages that the script's model has been cut into, as for `load`.
 
     Raises:
         ConfigError: the source cannot be read or parsed at all.
@@ -88,7 +104,13 @@ def inspect(
     root, name = read_source(source)
     given = source if isinstance(source, Mapping) else None
     return inspect_tree(
-        root, name, world_size=world_size, keep_planned=keep_planned, as_deepspeed=as_deepspeed, given=given
+        root,
+        name,
+        world_size=world_size,
+        keep_planned=keep_planned,
+        as_deepspeed=as_deepspeed,
+        given=given,
+        pipeline_stages=pipeline_stages,
     )
 
 
@@ -100,6 +122,7 @@ def inspect_tree(
     keep_planned: bool = False,
     as_deepspeed: bool = False,
     given: Mapping[str, Any] | None = None,
+    pipeline_stages: int | None = None,
 ) -> Inspection:
     """Checks a config that has been read already.
 
@@ -111,6 +134,7 @@ def inspect_tree(
             `inspect`.
         as_deepspeed: whether the script takes dsrun for DeepSpeed, see [Note: configs of programs].
         given: dict that the config was read from; None where it was a file or text.
+        pipeline_stages: stages that the script's model has been cut into, as for `load`.
 
     Raises:
         ConfigError: it is no object, or no config at all.
@@ -129,11 +153,14 @@ def inspect_tree(
     if isinstance(config, Config):
         if as_deepspeed:
             config = _saves_like_deepspeed(config, build.sources, report, root.at)
+        if pipeline_stages is not None:
+            config = _with_stages(config, pipeline_stages, build.sources, report, root.at)
         config = config.with_facts(Facts(source=name, raw=raw, given=given, provenance=Provenance(build.sources)))
         _check_whole(config, root, report, by_program=by_program)
         refused = [finding.key for finding in _refusals(report, keep_planned)]
         if world_size is None or _check_division(config, world_size, refused, report):
             config = _check_batch(config, world_size, report)
+            check_micro_batches(config, config.batch, report)
     findings = fold_idle_keys(report.findings, root.at) if by_program else report.findings
     if _refusals(report, keep_planned) or not isinstance(config, Config):
         return Inspection(None, findings)
@@ -173,6 +200,20 @@ def _saves_like_deepspeed(config: Config, sources: dict[str, Source], report: Re
     return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"asynchronous": False})})
 
 
+def _with_stages(config: Config, stages: int, sources: dict[str, Source], report: Report, at: Position) -> Config:
+    """Takes the number of pipeline stages from the script's model where the config leaves it open."""
+    written = config.pipeline.stages
+    if written == "auto":
+        sources[_STAGES] = Source(Kind.DERIVED, None, "from the script's PipelineModule")
+        return config.model_copy(update={"pipeline": config.pipeline.model_copy(update={"stages": stages})})
+    if written != stages:
+        message = f"`{_STAGES}` is {written}, and the script's PipelineModule has {stages}; expected the same number"
+        place = sources[_STAGES].position or at
+        hint = f'leave it out, or give PipelineModule "num_stages={written}"'
+        report.error(Code.COMBINATION, _STAGES, message, place, hint)
+    return config
+
+
 def _check_whole(config: Config, root: Node, report: Report, *, by_program: bool) -> None:
     stage = None if "zero_optimization.stage" in report.broken_keys else config.zero_optimization.stage
     judge(config, root, "", zero_stage=stage, report=report, by_program=by_program)
@@ -207,6 +248,11 @@ def _check_division(config: Config, world_size: int, refused: Sequence[str], rep
     return False
 
 
+def _has_open_stages(config: Config) -> bool:
+    """Whether a number of stages that divides the ranks is written as left to the script's model."""
+    return config.pipeline.stages == "auto" and _STAGES in config.provenance
+
+
 def _check_batch(config: Config, world_size: int | None, report: Report) -> Config:
     if report.broken_keys.intersection((TRAIN_KEY, MICRO_KEY, STEPS_KEY)):
         return config
@@ -222,7 +268,7 @@ def _check_batch(config: Config, world_size: int | None, report: Report) -> Conf
         at = config.batch_place()
         for problem in error.problems:
             message = problem.message.removeprefix(f"{at}: ")
-            if left_to_script:
+            if left_to_script or _has_open_stages(config):
                 report.warning(Code.BATCH, "", f'{message}; a value is "auto", left to the script', at, problem.hint)
             else:
                 report.error(Code.BATCH, "", message, at, problem.hint)

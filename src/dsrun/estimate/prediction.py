@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 
 from dsrun.choices.gather_plan import LEAVING_COUNT, leaving_numel
 from dsrun.estimate.memory.checkpoint_copy import checkpoint_copy_bytes
@@ -20,10 +20,12 @@ from dsrun.estimate.memory.model_state import (
 from dsrun.estimate.memory.restart_copies import memory_copy_bytes
 from dsrun.estimate.model.activations import ActivationBytes, activation_bytes
 from dsrun.estimate.model.attention import AttentionEstimate, attention_estimate
+from dsrun.estimate.model.stages import StageSize, cut_into_stages
 from dsrun.estimate.model.units import ModelSize
 from dsrun.estimate.run.machine import Machine
 from dsrun.estimate.run.settings import RunSettings
-from dsrun.estimate.time.steps import Floor, StepFloor, StepTraffic, floors, step_floor, step_traffic
+from dsrun.estimate.time.pipeline import PipelineEstimate, pipeline_estimate
+from dsrun.estimate.time.steps import Floor, StepFloor, StepTraffic, floors, model_flops, step_floor, step_traffic
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -90,14 +92,17 @@ class Prediction:
         model: the model.
         settings: settings of the run.
         machine: machine on which the run takes place.
-        state: model state, wherever it lies.
-        tiers: memory of one rank.
+        state: model state of a rank of the fullest pipeline stage, wherever it lies.
+        tiers: memory of one rank of the fullest pipeline stage.
         host_bytes: host memory of all ranks of one host.
         save_bytes: bytes of host memory that all ranks of one host take in addition from their first save on.
-        traffic: bytes and arithmetic of one optimizer step.
+        traffic: bytes and arithmetic of one optimizer step, of a rank with the most of each.
         paths: shortest time of each path.
         step: shortest time of a step.
         attention: attention of one block; None where the layers are not known.
+        pipeline: stages and what their schedule costs; None for one stage.
+        fullest: number of the fullest pipeline stage.
+        stage_bytes: bytes of a rank of each pipeline stage, where it computes.
     """
 
     model: ModelSize
@@ -111,6 +116,9 @@ class Prediction:
     paths: tuple[Floor, ...]
     step: StepFloor
     attention: AttentionEstimate | None = None
+    pipeline: PipelineEstimate | None = None
+    fullest: int = 0
+    stage_bytes: tuple[int, ...] = ()
 
     @property
     def fits(self) -> bool | None:
@@ -154,20 +162,77 @@ class Prediction:
         return next(tier for tier in self.tiers if tier.name == name)
 
 
-def predict(model: ModelSize, settings: RunSettings, machine: Machine) -> Prediction:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StageNeeds:
+    """What one rank of a pipeline stage needs, and does in a step."""
+
+    state: StateBytes
+    tiers: tuple[Tier, ...]
+    copied: int
+    traffic: StepTraffic
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(tier.total_bytes for tier in self.tiers if tier.name.startswith("CPU"))
+
+
+def predict(model: ModelSize, settings: RunSettings, machine: Machine, *, exact: bool = True) -> Prediction:
     """Predicts a run.
 
     Args:
         model: model to train.
         settings: settings of the run.
         machine: machine to train on; its number of ranks is divisible by the parallel sizes of `settings`.
+        exact: whether a pipeline's schedule is simulated; else its formula tells what ranks wait, for a search.
+
+    Raises:
+        ConfigError: the model cannot be cut into the pipeline stages of `settings`.
     """
-    shard_ranks = settings.ranks_of("shard", machine.ranks)
-    units = pad_units(model.units, shard_ranks, tensor_parallel=settings.tensor_parallel)
-    state = state_bytes(units, settings, frozen_numel=-(-model.frozen_numel // settings.tensor_parallel))
+    stages = cut_into_stages(model, settings)
+    pipeline = pipeline_estimate(model, stages, settings, exact=exact)
     attention = None if model.architecture is None else attention_estimate(model.architecture, settings, machine)
     beyond = 0 if attention is None else attention.beyond_block
-    kept = None if model.architecture is None else activation_bytes(model.architecture, settings, attention=beyond)
+    live = [1.0] if pipeline is None else [stage.live for stage in pipeline.stages]
+    sent = [0] if pipeline is None else [stage.sent_bytes for stage in pipeline.stages]
+    flops = model_flops(model, settings)
+    needs = [
+        _needs(stage, settings, machine, beyond=beyond, live=held, flops=flops * stage.cost, sent=away)
+        for stage, held, away in zip(stages, live, sent, strict=True)
+    ]
+    # Where a rank computes comes first among its tiers.
+    fullest = max(range(len(needs)), key=lambda number: (needs[number].tiers[0].total_bytes, -number))
+    traffic = _most([need.traffic for need in needs])
+    paths = floors(traffic, settings, machine, stretch=1.0 if pipeline is None else pipeline.stretch)
+    share = machine.ranks_per_host
+    return Prediction(
+        model=model,
+        settings=settings,
+        machine=machine,
+        state=needs[fullest].state,
+        tiers=needs[fullest].tiers,
+        host_bytes=share * max(need.host_bytes for need in needs),
+        save_bytes=share * max(need.copied for need in needs),
+        traffic=traffic,
+        paths=paths,
+        step=step_floor(paths),
+        attention=attention,
+        pipeline=pipeline,
+        fullest=fullest,
+        stage_bytes=tuple(need.tiers[0].total_bytes for need in needs),
+    )
+
+
+def _needs(
+    stage: StageSize, settings: RunSettings, machine: Machine, *, beyond: int, live: float, flops: float, sent: int
+) -> _StageNeeds:
+    model = stage.model
+    shard_ranks = settings.ranks_of("shard", machine.ranks)
+    units = pad_units(model.units, shard_ranks, tensor_parallel=settings.tensor_parallel)
+    frozen = -(-model.frozen_numel // settings.tensor_parallel)
+    state = state_bytes(units, settings, frozen_numel=frozen, ranks=shard_ranks)
+    kept = None
+    if model.architecture is not None:
+        kept = activation_bytes(model.architecture, settings, attention=beyond, live=live, has_head=stage.has_head)
     device = _device_lines(state, kept, units, settings)
     pinned, pageable = _host_lines(state, kept, units, settings)
     drives = _nvme_lines(units, settings, kept)
@@ -186,27 +251,19 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine) -> Predic
             _tier("CPU", [*pageable, *process], _part(machine.host_memory_bytes, share)),
         ]
     tiers.append(_tier("NVMe", drives, _part(machine.nvme_bytes, share)))
-    copied = checkpoint_copy_bytes(
-        units,
-        settings,
-        frozen_numel=-(-model.frozen_numel // settings.tensor_parallel),
-        ranks=shard_ranks,
-    )
     traffic = step_traffic(model, units, settings, machine)
-    paths = floors(traffic, settings, machine)
-    return Prediction(
-        model=model,
-        settings=settings,
-        machine=machine,
+    return _StageNeeds(
         state=state,
         tiers=tuple(tiers),
-        host_bytes=share * sum(tier.total_bytes for tier in tiers if tier.name.startswith("CPU")),
-        save_bytes=share * copied,
-        traffic=traffic,
-        paths=paths,
-        step=step_floor(paths),
-        attention=attention,
+        copied=checkpoint_copy_bytes(units, settings, frozen_numel=frozen, ranks=shard_ranks),
+        traffic=replace(traffic, flops=flops, network_bytes=traffic.network_bytes + sent),
     )
+
+
+def _most(traffic: Sequence[StepTraffic]) -> StepTraffic:
+    """Returns the most of each amount: a step ends when the last rank has done its part."""
+    most = {field.name: max(getattr(one, field.name) for one in traffic) for field in fields(StepTraffic)}
+    return StepTraffic(**most)
 
 
 def _device_lines(
@@ -230,6 +287,7 @@ def _device_lines(
             "gradient sums fp32" if settings.sums_of(1) == 4 else "gradient sums",
             state.gradient_sums if hosted is None else hosted.device_sums,
         ),
+        Line("whole gradient sums fp32", state.local_sums),
         Line("optimizer window", 0 if away else state.window),
         Line("master weights", state.masters if hosted is None else hosted.device_masters),
         Line("optimizer states", state.states if hosted is None else hosted.device_states),

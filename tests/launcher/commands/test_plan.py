@@ -163,6 +163,93 @@ def test_what_if_marks_what_fits_and_what_this_version_cannot_run() -> None:
     assert ("* planned: this version cannot run it" in lines) == bool(planned_rows)
 
 
+def pipelined(tmp_path: Path, **section: Any) -> str:
+    path = tmp_path / "pipeline.json"
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 8,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {}},
+        "zero_optimization": {"stage": 1},
+        "pipeline": {"stages": 4, **section},
+    }
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+def test_pipeline_stages_are_told_with_what_they_hold_send_and_wait(tmp_path: Path) -> None:
+    """Inner stages send 2 x 8 tensors of 2,048 x 4,096 values in 2 bytes, 256 MiB; ranks wait 3/11 and more."""
+    words = ["7B", "--gpus", "8xA100-80G", "--seq", "2048", "--config", pipelined(tmp_path)]
+    lines = planned(*words).splitlines()
+    assert lines[2] == "settings  ZeRO stage 1, 16-bit with fp32 masters, pipeline 4, nothing recomputed"
+    table = lines[6:11]
+    assert table[0].split() == ["stage", "blocks", "cost", "params", "live", "sends", "memory"]
+    assert table[1].startswith("0      embedding, 8              24.5%    1.82B      4  128.0 MiB")
+    assert table[1].endswith("  <-")
+    assert table[2].startswith("1      8                         24.5%    1.68B      3  256.0 MiB")
+    assert table[4].startswith("3      8, head                   26.4%    1.82B      1  128.0 MiB")
+    said = " ".join(lines[11:16])
+    assert "1f1b, 8 micro batches: ranks wait 29.8% of a step; 27.3% if all chunks took as long" in said
+    assert "with M = 8 and P = 4 is 84.2%: the efficiency of interleaved 1F1B with v = P/2 = 2 chunks a rank" in said
+    told = as_json(*words)["pipeline"]
+    assert [stage["blocks"] for stage in told["stages"]] == [[8], [8], [8], [8]]
+    assert [stage["live_micro_batches"] for stage in told["stages"]] == [4, 3, 2, 1]
+    assert [stage["sent_bytes"] for stage in told["stages"]] == [n * 8 * 2048 * 4096 * 2 for n in (1, 2, 2, 1)]
+    assert (told["schedule"], told["micro_batches"], told["fullest"]) == ("1f1b", 8, 0)
+    assert told["bubble_formula"] == pytest.approx(3 / 11)
+    assert told["efficiency_interleaved"] == pytest.approx(32 / 38)
+    assert as_json("10M", "-n", "2", "--seq", "128")["pipeline"] is None
+
+
+def test_a_model_with_fewer_blocks_than_chunks_is_refused(tmp_path: Path) -> None:
+    config = pipelined(tmp_path, virtual_stages=64, schedule="breadth_first")
+    result = invoke("plan", "7B", "--gpus", "8xA100-80G", "--config", config)
+    assert result.exit_code == 2
+    assert "the model has 32 blocks, and each chunk needs one" in result.stderr
+
+
+def test_the_schedule_is_drawn_into_a_file_or_as_text(tmp_path: Path) -> None:
+    picture = tmp_path / "schedule.svg"
+    words = ["plan", "7B", "--gpus", "8xA100-80G", "--seq", "128", "--config", pipelined(tmp_path)]
+    result = invoke(*words, "--schedule", str(picture))
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == f"dsrun: {picture}: 1f1b, 4 stages, 8 micro batches\n"
+    assert picture.read_text().startswith("<svg")
+    text = invoke(*words, "--schedule", "-")
+    assert text.exit_code == 0
+    assert len(text.stdout.splitlines()) >= 4
+
+
+def test_a_schedule_is_drawn_of_a_pipeline_alone_and_by_itself(tmp_path: Path) -> None:
+    words = ["plan", "7B", "--gpus", "8xA100-80G", "--seq", "128"]
+    one = invoke(*words, "--schedule", "-")
+    assert one.exit_code == 2
+    assert "`--schedule` draws a pipeline's schedule, and the config has one stage" in one.stderr
+    config = pipelined(tmp_path)
+    both = invoke(*words, "--config", config, "--schedule", "-", "--json")
+    assert both.exit_code == 2
+    assert "`--schedule` goes with none of `--fit`, `--what-if` and `--json`" in both.stderr
+    named = invoke(*words, "--config", config, "--schedule", str(tmp_path / "picture.png"))
+    assert named.exit_code == 2
+    assert "expected a name that ends in .svg, or `-`" in named.stderr
+
+
+def test_fit_proposes_a_pipeline_where_the_network_is_slow(tmp_path: Path) -> None:
+    words = ["7B", "--gpus", "4x1xA100-80G", "--seq", "2048", "--speed", "network=0.5", "--config"]
+    result = invoke("plan", *words, pipelined(tmp_path, stages="auto"), "--fit")
+    assert result.exit_code == 0
+    fitted = json.loads(result.stdout)
+    assert fitted["pipeline"]["stages"] > 1
+    assert fitted["zero_optimization"]["stage"] in (0, 1)
+    assert f"`pipeline.stages` {fitted['pipeline']['stages']}" in result.stderr
+    assert "the script trains with `engine.train_batch`" in result.stderr
+    path = tmp_path / "fitted.json"
+    path.write_text(result.stdout)
+    batch = load(path, world_size=4).batch
+    assert batch is not None
+    assert batch.train_batch_size == 8 * 4
+
+
 def test_fit_prints_a_config_that_loads_and_fits(tmp_path: Path) -> None:
     source = str(CONFIGS / "bf16-zero0.json")
     result = invoke("plan", "7B", "--gpus", "8xA100-80G", "--seq", "2048", "--config", source, "--fit")

@@ -57,6 +57,17 @@ def test_state_of_all_ranks_counts_where_they_share_the_host(config: str) -> Non
         refuse_misfit(from_count(BILLION), config, host, most_ranks=4)
 
 
+def test_pipeline_stages_count_and_are_not_guessed_where_the_script_decides_them(config: str) -> None:
+    """Of 130 GiB at stage 0 a rank of four stages has a quarter; with "auto", the script's model says how many."""
+    written = json.loads(Path(config).read_text())
+    for stages in (4, "auto"):
+        Path(config).write_text(json.dumps({**written, "pipeline": {"stages": stages}}))
+        refuse_misfit(from_count(7 * BILLION), config, gpus(4, 40 * GIB), most_ranks=4)
+    Path(config).write_text(json.dumps({**written, "pipeline": {"stages": 4}}))
+    with pytest.raises(UsageError, match=r"cannot fit at stage 0: 3[0-9.]+ GiB of model state a rank"):
+        refuse_misfit(from_count(7 * BILLION), config, gpus(4, 20 * GIB), most_ranks=4)
+
+
 def test_activations_are_no_reason_to_refuse(config: str) -> None:
     refuse_misfit(from_count(7 * BILLION), config, gpus(4, 131 * GIB), most_ranks=4)
 

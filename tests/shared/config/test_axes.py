@@ -34,10 +34,37 @@ def test_all_ranks_share_out_the_data_where_the_config_names_no_other_axis() -> 
 def test_the_data_axis_has_what_the_others_leave() -> None:
     config = planned({"tensor_parallel": {"autotp_size": 4}, "sequence_parallel_size": 2})
     spec = axes_of(config, 32)
-    assert [(axis.name, axis.size) for axis in spec.axes] == [("data", 4), ("expert", 1), ("ulysses", 2), ("tensor", 4)]
+    assert [(axis.name, axis.size) for axis in spec.axes] == [
+        ("pipe", 1),
+        ("data", 4),
+        ("expert", 1),
+        ("ulysses", 2),
+        ("tensor", 4),
+    ]
     assert spec.peers(0, spec.role_axes("tensor")) == (0, 1, 2, 3), "ranks of one host"
     assert (spec.role_size("batch"), spec.role_size("shard"), spec.role_size("context")) == (4, 8, 2)
     assert division_text(spec) == "32 ranks / sequence parallel 2 x tensor parallel 4"
+
+
+def test_stages_are_the_slowest_axis_and_divide_the_ranks_with_samples() -> None:
+    config = planned(
+        {"pipeline": {"stages": 2}, "tensor_parallel": {"autotp_size": 2}, "gradient_accumulation_steps": 8}
+    )
+    spec = axes_of(config, 16)
+    assert spec.peers(0, spec.role_axes("pipe")) == (0, 8), "neighbouring stages are as far apart as can be"
+    assert {role: spec.role_size(role) for role in ("pipe", "batch", "shard", "replica")} == {
+        "pipe": 2,
+        "batch": 4,
+        "shard": 4,
+        "replica": 8,
+    }
+    assert [spec.stage_of(rank) for rank in (0, 7, 8, 15)] == [0, 0, 1, 1]
+    assert division_text(spec) == "16 ranks / pipeline 2 x tensor parallel 2"
+    solved = config.with_world_size(16).batch
+    assert solved is not None
+    assert solved.train_batch_size == 8 * 4
+    with pytest.raises(ConfigError, match=r"`pipeline.stages` is 4; 6 ranks do not divide by pipeline 4"):
+        load({"train_micro_batch_size_per_gpu": 1, "pipeline": {"stages": 4}}, world_size=6)
 
 
 def test_experts_are_spread_over_ranks_that_have_samples_of_their_own() -> None:

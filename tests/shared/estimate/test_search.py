@@ -9,7 +9,7 @@ from dsrun.config.load import inspect
 from dsrun.estimate.model.units import from_count
 from dsrun.estimate.prediction import predict
 from dsrun.estimate.run.catalogue import find_gpu
-from dsrun.estimate.run.machine import Machine
+from dsrun.estimate.run.machine import Machine, Speeds
 from dsrun.estimate.run.settings import RunSettings
 from dsrun.estimate.search import divisors, fastest, nearest, what_if
 
@@ -82,3 +82,35 @@ def test_the_nearest_may_use_fewer_ranks_where_they_share_one_memory() -> None:
     model = replace(from_count(10**9), architecture=None)
     choices = nearest(model, RunSettings(stage=0), host, most_ranks=4)
     assert [choice.changes for choice in choices[:2]] == [(("zero_optimization.stage", 3),), (("-n", 1),)]
+
+
+def _slow_network(hosts: int, gib_per_s: float) -> Machine:
+    gpu = find_gpu("A100-80G")
+    speeds = Speeds(network=gib_per_s * GIB)
+    return Machine(label="g", ranks=hosts, ranks_per_host=1, gpu=gpu, gpu_memory_bytes=gpu.memory_bytes, given=speeds)
+
+
+def test_a_pipeline_is_proposed_where_gradients_take_longer_than_what_ranks_wait() -> None:
+    """Four hosts with a slow network: 13 GB of gradients cross it every update, activations are 100 times less."""
+    asked = replace(BF16, micro_batch=1, accumulation_steps=16, stage=1)
+    choice = fastest(MODEL, asked, _slow_network(4, 0.5))
+    assert choice is not None
+    chosen = choice.prediction.settings
+    assert chosen.stages > 1
+    assert chosen.micro_batch * chosen.accumulation_steps * (4 // chosen.stages) == 64, "samples of a step stay"
+    assert chosen.stage in (0, 1)
+    assert ("pipeline.stages", chosen.stages) in choice.changes
+    assert choice.prediction.pipeline is not None
+    alone = fastest(MODEL, asked, _slow_network(4, 0.5), pipelines=False)
+    assert alone is None or (alone.prediction.step.seconds or 0) > (choice.prediction.step.seconds or 0)
+
+
+def test_one_stage_stays_where_nothing_is_gained_by_more() -> None:
+    choice = fastest(MODEL, replace(BF16, micro_batch=1, accumulation_steps=16), gpus("A100-80G"))
+    assert choice is not None
+    assert choice.prediction.settings.stages == 1
+
+
+def test_what_is_refused_in_a_pipeline_is_not_proposed() -> None:
+    cut = replace(BF16, axis_sizes={"pipe": 4}, once_an_update=True, accumulation_steps=8)
+    assert {p.settings.stage for p in what_if(MODEL, cut, gpus("H100-80G"))} == {0, 1}

@@ -10,6 +10,7 @@ from dsrun.config.rules.host_step import check_host_step
 from dsrun.config.rules.idle_offload import check_idle_offload
 from dsrun.config.rules.offload import check_offload
 from dsrun.config.rules.optimizer import check_optimizer, check_scheduler
+from dsrun.config.rules.pipeline import check_pipeline
 from dsrun.config.rules.placement import check_placement
 from dsrun.config.rules.precision import check_precision
 from dsrun.config.sections.training import Training
@@ -38,6 +39,7 @@ def check_rules(config: Training, report: Report, place_of: PlaceOf, is_given: I
     check_offload(config, report, place_of)
     check_idle_offload(config, report, place_of, is_given)
     check_placement(config, report, place_of)
+    check_pipeline(config, report, place_of, is_given)
     if config.optimizer is not None:
         check_optimizer(config.optimizer, report, place_of, is_given)
     if config.scheduler is not None:

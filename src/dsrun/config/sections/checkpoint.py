@@ -17,8 +17,8 @@ def _capitalised(value: object) -> object:
 class ParallelWrite(Section):
     """Who writes what."""
 
-    default_status = Status.PLANNED
-    default_reason = "train with pipeline stages"
+    default_status = Status.NO_MEANING
+    default_reason = "every rank writes the ranges that it owns, with pipeline stages too"
 
     pipeline_stage: Annotated[Flag, knob("Every data-parallel rank writes a part of its pipeline stage.")] = False
 

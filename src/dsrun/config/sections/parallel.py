@@ -1,13 +1,42 @@
 """Schema of the parallel axes beside data: tensors, pipeline stages, experts; and of compilation."""
 
-from typing import Annotated, Any, ClassVar, Literal
+import re
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
+
+from pydantic import BeforeValidator, Field
 
 from dsrun.config.knob import Auto, Section, Status, knob, unset
-from dsrun.config.values import Count, Flag, Names, Positive, Real
+from dsrun.config.values import Count, Dtype, Flag, Names, Positive, PositiveOrAuto, Real
+from dsrun.pipeline_schedules.generate import ScheduleName
 
 _TP = "cut layers over ranks (tensor parallelism)"
-_PP = "cut the model into pipeline stages"
 _EP = "spread experts over ranks"
+_BY_CLASS = "type:"
+
+
+def _as_partition(value: object) -> object:
+    """Reads DeepSpeed's spellings, any case and `best` for the default, and a list as bounds."""
+    if isinstance(value, list):
+        bounds = tuple(cast("list[object]", value))
+        whole = [number for number in bounds if isinstance(number, int) and not isinstance(number, bool)]
+        if whole != list(bounds) or len(whole) < 2 or whole[0] != 0 or whole != sorted(whole):
+            raise ValueError("no bounds")
+        return bounds
+    if not isinstance(value, str):
+        return value
+    if not value.lower().startswith(_BY_CLASS):
+        return "cost" if value.lower() == "best" else value.lower()
+    try:
+        re.compile(value[len(_BY_CLASS) :])
+    except re.error as error:
+        raise ValueError("no regular expression") from error
+    return _BY_CLASS + value[len(_BY_CLASS) :]
+
+
+PartitionMethod: TypeAlias = Annotated[
+    Literal["cost", "parameters", "uniform"] | Annotated[str, Field(pattern=f"^{_BY_CLASS}.")] | tuple[int, ...],
+    BeforeValidator(_as_partition),
+]
 
 
 class TensorParallelGroup(Section):
@@ -48,20 +77,89 @@ class TensorParallel(Section):
 
 
 class Pipeline(Section):
-    """Pipeline stages."""
+    """Pipeline stages: neighbouring layers on each rank, micro batches passing through them."""
 
-    default_status = Status.PLANNED
-    default_reason = _PP
-    dropped: ClassVar = {
-        "stages": "the script's PipelineModule decides it",
-        "partition": "the script's PipelineModule decides it",
-        "seed_layers": "the script's PipelineModule decides it",
-    }
+    stages: Annotated[
+        PositiveOrAuto,
+        knob(
+            "Stages that the layers are shared out to; auto: as many as the script's PipelineModule has, else 1.",
+            unit="ranks",
+            effect="parameters, gradients and states of a rank are divided by it; ranks wait at both ends of a batch",
+        ),
+    ] = "auto"
+    partition: Annotated[
+        PartitionMethod,
+        knob(
+            "How layers become chunks: equal time (`cost`, which counts embedding and head), equal `parameters`, equal "
+            "numbers (`uniform`), equal numbers of layers whose class matches (`type:REGEX`), or the first layer of "
+            "each chunk and the number of layers.",
+            expects='"cost", "parameters", "uniform", "type:REGEX" with a regular expression, or a list of whole '
+            "numbers that begins with 0 and never falls",
+        ),
+    ] = "cost"
+    schedule: Annotated[
+        Literal["auto", "gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble", "zbv"],
+        knob(
+            "Order of forwards and backwards on each rank; auto: 1f1b, or interleaved with several `virtual_stages`.",
+            effect="time that ranks wait, and micro batches whose activations they hold; never a result",
+        ),
+    ] = "auto"
+    virtual_stages: Annotated[
+        Positive,
+        knob(
+            "Chunks of layers on each rank; zbv has 2 by itself.",
+            unit="chunks",
+            effect="ranks wait as many times less, and send as many times more",
+        ),
+    ] = 1
+    boundary_dtype: Annotated[
+        Dtype | None, knob("Format in which activations travel between stages; none leaves them as they are.")
+    ] = None
+    activation_checkpoint_interval: Annotated[
+        Count,
+        knob("Layers of a stage that are computed again together in backward; 0: none.", unit="layers"),
+    ] = 0
+    seed_layers: Annotated[
+        Literal["auto"] | Flag,
+        knob(
+            "Random numbers of dropout by layer and micro batch, so that they do not depend on the stages; auto: where "
+            "there are several stages."
+        ),
+    ] = "auto"
+    pipe_partitioned: Annotated[Flag, knob("Accepted, and changes nothing: what travels between stages is whole.")] = (
+        True
+    )
+    grad_partitioned: Annotated[
+        Flag, knob("Accepted, and changes nothing: gradients that travel between stages are whole.")
+    ] = True
+    use_reentrant: Annotated[Flag, knob("Accepted, and changes nothing: there is one way of recomputing.")] = True
 
-    pipe_partitioned: Annotated[Flag, knob("Cut activations between stages over ranks.", harmless=True)] = True
-    grad_partitioned: Annotated[Flag, knob("Cut gradients between stages over ranks.", harmless=True)] = True
-    activation_checkpoint_interval: Annotated[Count, knob("Recompute every this many layers.", unit="layers")] = 0
-    use_reentrant: Annotated[Flag, knob("torch's older way of recomputing.", harmless=True)] = True
+    @property
+    def count(self) -> int:
+        """Number of stages; 1 where it is left to a script that has no PipelineModule."""
+        return 1 if self.stages == "auto" else self.stages
+
+    @property
+    def schedule_name(self) -> ScheduleName:
+        """The schedule, with `auto` resolved."""
+        if self.schedule == "auto":
+            return "interleaved" if self.virtual_stages > 1 else "1f1b"
+        return self.schedule
+
+    @property
+    def chunks_per_rank(self) -> int:
+        """Chunks of layers on each rank: `virtual_stages`, and 2 with zbv."""
+        return 2 if self.schedule_name == "zbv" else self.virtual_stages
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of the whole model."""
+        return self.count * self.chunks_per_rank
+
+    @property
+    def seeds_layers(self) -> bool:
+        """Whether random numbers of dropout go by layer and micro batch, with `auto` resolved."""
+        return self.count > 1 if self.seed_layers == "auto" else self.seed_layers
 
 
 class ExpertParallel(Section):

@@ -38,6 +38,8 @@ class StateBytes:
         gradients: bytes of gradients in compute format, one buffer for each unit; 0 from stage 2 on.
         gradient_slots: bytes of the slots in which the gradients of units take turns from stage 2 on; 0 below it.
         gradient_sums: bytes of the gradient sums of the range that the rank owns.
+        local_sums: bytes of fp32 sums of whole gradients, where these are reduced once an update; 0 where the rank owns
+            them whole.
         masters: bytes of masters of the range that the rank owns; 0 for parameters that are the masters themselves.
         states: bytes of the optimizer states of the range that the rank owns.
         window: bytes of the window through which the optimizer sees one unit's range at a time, where it computes in a
@@ -54,6 +56,7 @@ class StateBytes:
     masters: int
     states: int
     frozen: int
+    local_sums: int = 0
     window: int = 0
     frozen_slices: int = 0
 
@@ -66,7 +69,7 @@ class StateBytes:
     def total(self) -> int:
         """All of it."""
         slots = self.gather_slots + self.gradient_slots
-        owned = self.gradient_sums + self.masters + self.states + self.window
+        owned = self.gradient_sums + self.local_sums + self.masters + self.states + self.window
         return self.parameters + self.gradients + slots + owned + self.frozen
 
 
@@ -165,13 +168,16 @@ def gathered_units(units: Sequence[PaddedUnit], budgets: GatherBudgets) -> Gathe
     return GatheredUnits(taking_part, plan_gathering([unit.elements for unit in taking_part], stays, budgets))
 
 
-def state_bytes(units: Sequence[PaddedUnit], settings: RunSettings, *, frozen_numel: int = 0) -> StateBytes:
+def state_bytes(
+    units: Sequence[PaddedUnit], settings: RunSettings, *, frozen_numel: int = 0, ranks: int = 1
+) -> StateBytes:
     """Returns what a rank holds between two steps.
 
     Args:
         units: units of the model, padded for the ranks.
         settings: stage, formats and states.
         frozen_numel: parameters that are not trained, in a unit or not.
+        ranks: number of ranks over which a unit is cut.
     """
     stage, compute = settings.stage, settings.compute_bytes
     trained = [unit for unit in units if unit.trains]
@@ -193,6 +199,7 @@ def state_bytes(units: Sequence[PaddedUnit], settings: RunSettings, *, frozen_nu
         gradients=0 if stage >= 2 else whole * compute + wider,
         gradient_slots=sum(gradient_slots.numel.values()) * compute + wider if stage >= 2 else 0,
         gradient_sums=settings.sums_of(owned),
+        local_sums=FP32_BYTES * whole if _sums_apart(settings, ranks) else 0,
         masters=(owned - (kept_shard if stage >= 1 else kept_whole)) * settings.master_bytes
         if settings.has_master
         else 0,
@@ -201,6 +208,12 @@ def state_bytes(units: Sequence[PaddedUnit], settings: RunSettings, *, frozen_nu
         frozen_slices=frozen_slices * compute,
         window=sum(settings.window_of(_longest(trained, stage, kept=one)) for one in (False, True)),
     )
+
+
+def _sums_apart(settings: RunSettings, ranks: int) -> bool:
+    """Whether sums of several micro batches lie beside those that the rank owns."""
+    in_place = settings.stage == 0 and settings.sums_of(1) == FP32_BYTES
+    return settings.once_an_update and ranks > 1 and not in_place
 
 
 def _longest(units: Sequence[PaddedUnit], stage: int, *, kept: bool) -> int:

@@ -6,6 +6,7 @@ What attention keeps is counted as a fused kernel's; what another one keeps on t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from dsrun.estimate.model.architecture import Architecture
 from dsrun.estimate.run.recomputation import RecomputationPlan
@@ -36,29 +37,38 @@ class ActivationBytes:
     on_disk: int = 0
 
 
-def activation_bytes(shape: Architecture, settings: RunSettings, *, attention: int = 0) -> ActivationBytes:
-    """Returns what one micro batch keeps, by the formulas of docs/guides/activations.md.
+def activation_bytes(
+    shape: Architecture, settings: RunSettings, *, attention: int = 0, live: float = 1, has_head: bool = True
+) -> ActivationBytes:
+    """Returns what is kept when most is held, by the formulas of docs/guides/activations.md.
 
     Args:
         shape: the transformer.
         settings: format, tokens, recomputation and what is cut over ranks.
         attention: bytes that attention of one block keeps beyond queries, keys, values and its output.
+        live: micro batches that are held at once; several in pipeline stages.
+        has_head: whether the output layer is here; it is not on most pipeline stages.
     """
     tokens = settings.tokens_per_micro_step
     block = block_bytes_per_token(shape, settings) * tokens + attention
-    logits = max(logit_bytes_per_token(shape, settings), working_bytes_per_token(shape, settings)) * tokens
+    ends = ceil(live) * logit_bytes_per_token(shape, settings) if has_head else 0
+    logits = max(ends, working_bytes_per_token(shape, settings)) * tokens
     stack = settings.recomputed(shape.layers)
     if not stack.blocks:
-        return ActivationBytes(shape.layers * block, logits)
+        return ActivationBytes(ceil(live * shape.layers * block), logits)
     stored = stored_input_bytes(shape, settings)
     waiting = min(_IN_FLIGHT, stack.segments) if settings.activations_on_cpu else stack.segments
     inputs = waiting * stored
     if stack.products:
         inputs += shape.layers * product_bytes_per_token(shape, settings) * tokens
-    layers = inputs + max((shape.layers - stack.blocks) * block, _live_bytes(stack, shape, settings, block))
+    kept = (shape.layers - stack.blocks) * block
+    layers = inputs + max(kept, _live_bytes(stack, shape, settings, block))
     if settings.memory_budget is not None:
         layers = max(layers, min(settings.memory_budget, shape.layers * block))
-    away = stack.segments * stored if settings.activations_on_cpu else 0
+        kept = layers - inputs
+    waits = 0 if settings.activations_on_cpu else inputs
+    layers += ceil((live - 1) * (waits + kept))  # of the other micro batches nothing is computed again meanwhile
+    away = ceil(live * stack.segments) * stored if settings.activations_on_cpu else 0
     if settings.activation_buffers is None:
         return ActivationBytes(layers, logits, away)
     buffered = min(settings.activation_buffers, stack.segments) * stored

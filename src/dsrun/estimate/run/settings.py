@@ -17,6 +17,7 @@ from dsrun.config.sections.activation import Policy
 from dsrun.config.sections.optimizer_table import row_of
 from dsrun.estimate.run.recomputation import RecomputationPlan, recomputed
 from dsrun.mesh_spec import Role
+from dsrun.pipeline_schedules.generate import ScheduleName
 
 Tier = Literal["none", "cpu", "nvme"]
 Recompute = Literal["none", "blocks"]
@@ -62,6 +63,12 @@ class RunSettings:
             None for all.
         packed_activations: whether activations that are kept with recomputation are packed to 8 bits.
         axis_sizes: ranks along the axes that have a size of their own, by name of the axis; 1 where one is not named.
+        schedule: order of forwards and backwards of pipeline stages.
+        chunks_per_rank: chunks of layers on each stage.
+        partition: way in which blocks become chunks, in the words of `pipeline.partition`.
+        boundary_bytes: bytes of an activation's element between stages; None: as in the model.
+        once_an_update: whether gradients are summed up over the ranks once an update, not after every micro step.
+        stages: pipeline stages; follows from `axis_sizes`.
         tensor_parallel: ranks that share each layer; follows from `axis_sizes`.
         sequence_parallel: ranks that share each sequence; follows from `axis_sizes`.
         micro_batch: samples of one rank in one forward.
@@ -101,6 +108,12 @@ class RunSettings:
     activation_buffers: int | None = None
     packed_activations: bool = False
     axis_sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    schedule: ScheduleName = "1f1b"
+    chunks_per_rank: int = 1
+    partition: str | tuple[int, ...] = "cost"
+    boundary_bytes: int | None = None
+    once_an_update: bool = False
+    stages: int = field(init=False)
     tensor_parallel: int = field(init=False)
     sequence_parallel: int = field(init=False)
     micro_batch: int = 1
@@ -114,6 +127,7 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         fewest = prod(self.axis_sizes.values())
+        object.__setattr__(self, "stages", self.ranks_of("pipe", fewest))
         object.__setattr__(self, "tensor_parallel", self.ranks_of("tensor", fewest))
         object.__setattr__(self, "sequence_parallel", self.ranks_of("context", fewest))
 
@@ -221,6 +235,7 @@ def read_settings(
         )
     )
     asked = activations.chosen_policy not in ("none", "compiler")
+    interval, boundary = config.pipeline.activation_checkpoint_interval, config.pipeline.boundary_dtype
     if recompute == "blocks" and not asked:
         notes.append('blocks are recomputed by the script, or with `activation_checkpointing.policy` "every_block"')
     if activations.keep_operations:
@@ -255,9 +270,9 @@ def read_settings(
         param_buffers=zero.offload_param.buffer_count,
         params_in_memory=zero.offload_param.max_in_cpu,
         pin_memory=away.pin_memory,
-        recompute=recompute or ("blocks" if asked else "none"),
-        policy=activations.chosen_policy if asked else "every_block",
-        interval=activations.interval,
+        recompute=recompute or ("blocks" if asked or interval else "none"),
+        policy=activations.chosen_policy if asked else "interval" if interval else "every_block",
+        interval=activations.interval if asked else interval or None,
         ratio=activations.ratio,
         memory_budget=activations.memory_budget if recompute != "none" else None,
         # With a written policy the key is the room of a buffer, and says nothing of segments.
@@ -267,6 +282,11 @@ def read_settings(
         activation_buffers=activations.nvme_buffer_count if activations.nvme_path else None,
         packed_activations=activations.packing == "int8",
         axis_sizes=sizes_of(config),
+        schedule=config.pipeline.schedule_name,
+        chunks_per_rank=config.pipeline.chunks_per_rank if config.pipeline.count > 1 else 1,
+        partition=config.pipeline.partition,
+        boundary_bytes=None if boundary is None else 4 if boundary == "fp32" else 2,
+        once_an_update=config.reduces_once_an_update,
         micro_batch=batch.micro_batch,
         accumulation_steps=batch.accumulation_steps,
         sequence=sequence,

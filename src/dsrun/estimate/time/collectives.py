@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsrun.choices.gather_plan import GatherBudgets
-from dsrun.estimate.memory.model_state import PaddedUnit, gathered_units
+from dsrun.estimate.memory.model_state import FP32_BYTES, PaddedUnit, gathered_units
 from dsrun.estimate.run.settings import RunSettings
 
 
@@ -30,15 +30,16 @@ class CollectiveBytes:
 def collective_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> CollectiveBytes:
     """Returns the collectives of parameters and gradients; those of single numbers (loss, norm) are left out.
 
-    Gradients are reduced after every micro step at every stage. Parameters are gathered after the step at stages 1
-    and 2, and at stage 3 whenever a unit is needed and its slot holds another one.
+    Gradients are reduced after every micro step at every stage, or once an update, then in fp32. Parameters are
+    gathered after the step at stages 1 and 2, and at stage 3 whenever a unit is needed and its slot holds another one.
 
     Args:
         units: units of the model, padded for the ranks.
         settings: stage, format and accumulation steps.
     """
-    whole = sum(unit.padded for unit in units if unit.trains) * settings.compute_bytes
-    reduced = whole * settings.accumulation_steps
+    elements = sum(unit.padded for unit in units if unit.trains)
+    whole = elements * settings.compute_bytes
+    reduced = FP32_BYTES * elements if settings.once_an_update else whole * settings.accumulation_steps
     gathered = {0: 0, 1: whole, 2: whole, 3: 0}[settings.stage]
     if settings.stage == 3:
         gathered = gathered_numel(units, settings.accumulation_steps, settings.gather) * settings.compute_bytes

@@ -172,10 +172,16 @@ def update_bytes(owned: int, settings: RunSettings) -> int:
     return owned * (2 * settings.master_bytes + parameter) + settings.sums_of(owned) + 2 * settings.states_of(owned)
 
 
-def floors(traffic: StepTraffic, settings: RunSettings, machine: Machine) -> tuple[Floor, ...]:
+def floors(traffic: StepTraffic, settings: RunSettings, machine: Machine, *, stretch: float = 1.0) -> tuple[Floor, ...]:
     """Returns the shortest time of every path that has something to do, at achievable speeds.
 
     Both directions of a link are used at once, so the longer one counts.
+
+    Args:
+        traffic: bytes and arithmetic of a step.
+        settings: settings of the run.
+        machine: speeds of the paths.
+        stretch: factor of the time that computing takes with what ranks wait for each other.
     """
     speeds = machine.speeds(half=settings.compute_bytes == 2)
     wire = "peer" if machine.hosts == 1 else "network"
@@ -184,7 +190,7 @@ def floors(traffic: StepTraffic, settings: RunSettings, machine: Machine) -> tup
         link = min(link, speeds.peer)  # a ring passes through every rank of a host, and through its network once
     pcie = max(traffic.pcie_to_gpu_bytes, traffic.pcie_to_host_bytes)
     found = [
-        _floor("compute", traffic.flops, speeds.flops, "flops"),
+        _floor("compute", traffic.flops * stretch, speeds.flops, "flops"),
         _floor("optimizer", traffic.optimizer_bytes, speeds.memory, "memory"),
         _floor("network", traffic.network_bytes, link, wire),
         _floor("PCIe", pcie, speeds.pcie, "pcie"),

@@ -1,0 +1,171 @@
+"""A model cut into pipeline stages: the blocks, the parameters and the part of the work of each.
+
+When a stage does what, and what waits for it, is told in `time/pipeline.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dsrun.errors import ConfigError
+from dsrun.estimate.model.architecture import Architecture
+from dsrun.estimate.model.units import ModelSize, UnitGroup
+from dsrun.estimate.run.settings import RunSettings
+from dsrun.pipeline_schedules.generate import make_schedule
+from dsrun.pipeline_schedules.partition import balance, explicit, uniform
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSize:
+    """What one rank of a pipeline has of the model.
+
+    Attributes:
+        model: its part, as a model of its own: units, parameters, and the shape of its blocks.
+        blocks: blocks of each of its chunks, from the inputs on.
+        costs: part of a micro batch's forward that each of its chunks is of the whole model's.
+        has_embedding: whether it looks tokens up.
+        has_head: whether it computes logits and loss.
+    """
+
+    model: ModelSize
+    blocks: tuple[int, ...]
+    costs: tuple[float, ...]
+    has_embedding: bool
+    has_head: bool
+
+    @property
+    def cost(self) -> float:
+        """Part of the work of one micro batch."""
+        return sum(self.costs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """Units by their place: before the blocks, the blocks one by one, behind them, and what every end may use."""
+
+    before: tuple[UnitGroup, ...]
+    blocks: tuple[UnitGroup, ...]
+    behind: tuple[UnitGroup, ...]
+    loose: tuple[UnitGroup, ...]
+
+
+def cut_into_stages(model: ModelSize, settings: RunSettings) -> tuple[StageSize, ...]:
+    """Returns what each rank of a pipeline has; with one stage, the model.
+
+    Blocks are what is shared out: what lies before them goes with the first one, what lies behind them with the last,
+    and what belongs to no module with both ends where embedding and head are tied, else with the last.
+
+    Args:
+        model: the model.
+        settings: stages, chunks of each and the way of cutting.
+
+    Raises:
+        ConfigError: the model has fewer blocks than chunks, or the bounds are those of another model.
+    """
+    stages, chunks = settings.stages, settings.stages * settings.chunks_per_rank
+    if stages == 1:  # whatever its layers are
+        count = 0 if model.architecture is None else model.architecture.layers
+        return (StageSize(model=model, blocks=(count,), costs=(1.0,), has_embedding=True, has_head=True),)
+    layers = _layers(model)
+    if chunks > len(layers.blocks):
+        raise ConfigError(
+            f"`pipeline.stages` {stages} with {settings.chunks_per_rank} chunks each: the model has "
+            f"{len(layers.blocks)} blocks, and each chunk needs one",
+            hint="use fewer stages or `virtual_stages`",
+        )
+    costs = _costs(model, layers, settings)
+    bounds = _bounds(costs, layers, settings, chunks)
+    rank_of = _rank_of(settings)
+    total = sum(costs)
+    parts = [sum(costs[bounds[c] : bounds[c + 1]]) / total for c in range(chunks)]
+    return tuple(
+        _stage(model, layers, bounds, [c for c in range(chunks) if rank_of[c] == rank], parts) for rank in range(stages)
+    )
+
+
+def _layers(model: ModelSize) -> _Layers:
+    shape = model.architecture
+    units = [unit for unit in model.units if unit.has_module]
+    loose = tuple(unit for unit in model.units if not unit.has_module)
+    at = next((n for n, unit in enumerate(units) if shape is not None and unit.count == shape.layers), None)
+    if at is None:  # a run has told units one by one, or there are no blocks that are alike
+        each = tuple(replace(unit, count=1) for unit in units for _ in range(unit.count))
+        return _Layers((), each, (), loose)
+    blocks = (replace(units[at], count=1),) * units[at].count
+    return _Layers(tuple(units[:at]), blocks, tuple(units[at + 1 :]), loose)
+
+
+def _costs(model: ModelSize, layers: _Layers, settings: RunSettings) -> list[float]:
+    """Returns FLOPs of a token's forward by block, those of the head with the last one; parameters without a shape."""
+    shape = model.architecture
+    if shape is None or len(layers.blocks) != shape.layers:
+        return [float(unit.numel + unit.frozen_numel) for unit in layers.blocks]
+    block = 2.0 * shape.block_numel + 2.0 * shape.attention_width * settings.sequence
+    costs = [block] * len(layers.blocks)
+    costs[-1] += 2.0 * shape.embedding_numel
+    return costs
+
+
+def _bounds(costs: Sequence[float], layers: _Layers, settings: RunSettings, chunks: int) -> Sequence[int]:
+    method, count = settings.partition, len(layers.blocks)
+    if isinstance(method, tuple):
+        return explicit(method, count, chunks)
+    if method == "parameters":
+        numels = [float(unit.numel + unit.frozen_numel) for unit in layers.blocks]
+        numels[0] += sum(unit.numel + unit.frozen_numel for unit in layers.before)
+        numels[-1] += sum(unit.numel + unit.frozen_numel for unit in layers.behind)
+        return balance(numels, chunks)
+    return balance(costs, chunks) if method == "cost" else uniform(count, chunks)
+
+
+def _rank_of(settings: RunSettings) -> tuple[int, ...]:
+    """Returns the rank of each chunk under the schedule."""
+    stages = settings.stages
+    return make_schedule(settings.schedule, ranks=stages, micros=stages, virtual=settings.chunks_per_rank).rank_of
+
+
+def _stage(
+    model: ModelSize, layers: _Layers, bounds: Sequence[int], own: Sequence[int], parts: Sequence[float]
+) -> StageSize:
+    chunks = len(bounds) - 1
+    first, last = 0 in own, chunks - 1 in own
+    tied = model.architecture is not None and model.architecture.tied
+    units = list(layers.before) if first else []
+    for chunk in own:
+        units += layers.blocks[bounds[chunk] : bounds[chunk + 1]]
+    units += layers.behind if last else ()
+    units += layers.loose if last or (first and tied) else ()
+    merged = _merged(units)
+    counted = [*layers.before, *layers.blocks, *layers.behind, *layers.loose]
+    outside = max(0, model.frozen_numel - sum(unit.frozen_numel * unit.count for unit in counted))
+    frozen = sum(unit.frozen_numel * unit.count for unit in merged) + (outside if last else 0)
+    blocks = tuple(bounds[chunk + 1] - bounds[chunk] for chunk in own)
+    return StageSize(
+        model=replace(
+            model,
+            units=merged,
+            trained_numel=sum(unit.numel * unit.count for unit in merged),
+            frozen_numel=frozen,
+            architecture=_part_of(model.architecture, sum(blocks)),
+        ),
+        blocks=blocks,
+        costs=tuple(parts[chunk] for chunk in own),
+        has_embedding=first,
+        has_head=last,
+    )
+
+
+def _merged(units: Sequence[UnitGroup]) -> tuple[UnitGroup, ...]:
+    """Returns equal units in a row as one group."""
+    merged: list[UnitGroup] = []
+    for unit in units:
+        if merged and replace(merged[-1], count=unit.count) == unit:
+            merged[-1] = replace(merged[-1], count=merged[-1].count + unit.count)
+        else:
+            merged.append(unit)
+    return tuple(merged)
+
+
+def _part_of(shape: Architecture | None, blocks: int) -> Architecture | None:
+    return None if shape is None else replace(shape, layers=blocks)

@@ -1,0 +1,104 @@
+"""A model is cut at its blocks by what they cost, embedding and head counted, and nothing gets lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dsrun.errors import ConfigError
+from dsrun.estimate.model.architecture import Architecture
+from dsrun.estimate.model.stages import cut_into_stages
+from dsrun.estimate.model.units import ModelSize, UnitGroup, from_architecture
+from dsrun.estimate.run.settings import RunSettings
+
+#: A block has 4 x 128 x 128 + 3 x 128 x 512 + 2 x 128 = 262,400 parameters.
+SHAPE = Architecture(layers=8, hidden=128, intermediate=512, heads=4, kv_heads=4, head_dim=32, vocab=1000)
+BLOCK, EMBEDDING, NORM = 262_400, 128_000, 128
+#: FLOPs of a token's forward: 2 a parameter, and attention 2 x width x 64 tokens.
+BLOCK_COST, HEAD_COST = 2 * BLOCK + 2 * 128 * 64, 2 * EMBEDDING
+
+
+def settings(stages: int, chunks: int = 1, **others: object) -> RunSettings:
+    base = RunSettings(compute_bytes=2, sequence=64, axis_sizes={"pipe": stages}, chunks_per_rank=chunks)
+    return replace(base, **others)
+
+
+def test_one_stage_is_the_model_itself() -> None:
+    model = from_architecture(SHAPE, label="m")
+    (stage,) = cut_into_stages(model, settings(1))
+    assert stage.model is model
+    assert (stage.blocks, stage.cost, stage.has_embedding, stage.has_head) == ((8,), 1.0, True, True)
+
+
+def test_two_stages_have_four_blocks_each_where_the_head_costs_half_a_block() -> None:
+    first, last = cut_into_stages(from_architecture(SHAPE, label="m"), settings(2))
+    whole = 8 * BLOCK_COST + HEAD_COST
+    assert (first.blocks, last.blocks) == ((4,), (4,))
+    assert (first.cost, last.cost) == (4 * BLOCK_COST / whole, (4 * BLOCK_COST + HEAD_COST) / whole)
+    assert (first.has_embedding, first.has_head, last.has_embedding, last.has_head) == (True, False, False, True)
+    assert (first.model.numel, last.model.numel) == (EMBEDDING + 4 * BLOCK, 4 * BLOCK + EMBEDDING + NORM)
+
+
+def test_a_large_head_takes_blocks_from_the_last_stage() -> None:
+    """A head of 4.7 blocks: 6 blocks against 2 and the head, 6.7, is the least that the longer stage can have."""
+    first, last = cut_into_stages(from_architecture(replace(SHAPE, vocab=10_000), label="m"), settings(2))
+    assert (first.blocks, last.blocks) == ((6,), (2,))
+    first, last = cut_into_stages(
+        from_architecture(replace(SHAPE, vocab=10_000), label="m"), settings(2, partition="uniform")
+    )
+    assert (first.blocks, last.blocks) == ((4,), (4,))
+
+
+def test_parameters_count_an_embedding_that_costs_no_time() -> None:
+    """Embedding and head have 4.9 blocks each: parameters balance at four blocks, time does not."""
+    model = from_architecture(replace(SHAPE, vocab=10_000), label="m")
+    assert [one.blocks for one in cut_into_stages(model, settings(2, partition="parameters"))] == [(4,), (4,)]
+
+
+def test_bounds_are_taken_as_they_are() -> None:
+    stages = cut_into_stages(from_architecture(SHAPE, label="m"), settings(2, partition=(0, 1, 8)))
+    assert [one.blocks for one in stages] == [(1,), (7,)]
+
+
+def test_interleaved_chunks_lie_in_turns_and_a_v_has_both_ends_on_the_first_rank() -> None:
+    model = from_architecture(SHAPE, label="m")
+    turns = cut_into_stages(model, settings(2, 2, schedule="interleaved"))
+    assert [one.blocks for one in turns] == [(2, 2), (2, 2)]
+    assert [(one.has_embedding, one.has_head) for one in turns] == [(True, False), (False, True)]
+    both, inner = cut_into_stages(model, settings(2, 2, schedule="zbv"))
+    assert (both.has_embedding, both.has_head, inner.has_embedding, inner.has_head) == (True, True, False, False)
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+@pytest.mark.parametrize("frozen", [0, 1_000_000])
+def test_every_parameter_is_on_one_stage(stages: int, frozen: int) -> None:
+    model = from_architecture(SHAPE, label="m")
+    model = model.with_trained(model.numel - frozen) if frozen else model
+    parts = cut_into_stages(model, settings(stages))
+    for count in ("trained_numel", "frozen_numel"):
+        units = {"trained_numel": "numel", "frozen_numel": "frozen_numel"}[count]
+        assert sum(getattr(one.model, count) for one in parts) == sum(
+            getattr(unit, units) * unit.count for unit in model.units
+        ) + (model.frozen_numel - sum(u.frozen_numel * u.count for u in model.units) if "frozen" in count else 0)
+    assert sum(one.cost for one in parts) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_a_tied_embedding_is_on_both_ends() -> None:
+    first, inner, _, last = cut_into_stages(from_architecture(replace(SHAPE, tied=True), label="m"), settings(4))
+    assert first.model.numel == last.model.numel == EMBEDDING + NORM + 2 * BLOCK
+    assert inner.model.numel == 2 * BLOCK
+
+
+def test_units_that_a_run_has_told_one_by_one_are_cut_by_their_parameters() -> None:
+    units = tuple(UnitGroup(f"u{n}", numel) for n, numel in enumerate((400, 100, 100, 100, 100)))
+    model = ModelSize(label="m", units=(*units, UnitGroup("rest", 7, has_module=False)), trained_numel=807)
+    first, last = cut_into_stages(model, settings(2))
+    assert (first.blocks, last.blocks) == ((1,), (4,))
+    assert (first.model.numel, last.model.numel) == (400, 407)
+
+
+def test_more_chunks_than_blocks_are_refused() -> None:
+    with pytest.raises(ConfigError, match="the model has 8 blocks, and each chunk needs one") as error:
+        cut_into_stages(from_architecture(SHAPE, label="m"), settings(8, 2, schedule="interleaved"))
+    assert error.value.render().endswith("hint: use fewer stages or `virtual_stages`")
