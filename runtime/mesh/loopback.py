@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
@@ -36,6 +37,47 @@ from .sums import reduce_in_order
 _Result = TypeVar("_Result")
 
 
+class MessageQueues:
+    """What threads leave for each other, in order by key.
+
+    Args:
+        timeout_s: longest wait for an item.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._queues: dict[Hashable, deque[object]] = {}
+        self._changed = threading.Condition()
+        self._is_aborted = False
+
+    def put(self, key: Hashable, item: object) -> None:
+        """Leaves an item behind those of the same key."""
+        with self._changed:
+            self._queues.setdefault(key, deque()).append(item)
+            self._changed.notify_all()
+
+    def take(self, key: Hashable) -> object | None:
+        """Returns the next item of a key, which is waited for; None where none came in time.
+
+        Raises:
+            threading.BrokenBarrierError: the ranks were released, and no item is there.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_aborted or self._queues.get(key), self._timeout_s)
+            queue = self._queues.get(key)
+            if queue:
+                return queue.popleft()
+            if self._is_aborted:
+                raise threading.BrokenBarrierError
+            return None
+
+    def abort(self) -> None:
+        """Releases all who wait, by an error."""
+        with self._changed:
+            self._is_aborted = True
+            self._changed.notify_all()
+
+
 class LoopbackWorld:
     """`size` ranks as threads.
 
@@ -43,6 +85,9 @@ class LoopbackWorld:
         size: ranks.
         timeout_s: a rank that waits longer for the others raises `threading.BrokenBarrierError`.
         observers: one a rank, who hear of its waits.
+
+    Attributes:
+        messages: messages between two ranks that are under way.
     """
 
     def __init__(self, size: int, *, timeout_s: float = 30.0, observers: Sequence[WaitObserver] | None = None) -> None:
@@ -53,6 +98,7 @@ class LoopbackWorld:
         self._names = [""] * size
         self.places = [Where() for _ in range(size)]
         self._timeout_s = timeout_s
+        self.messages = MessageQueues(timeout_s)
         self._peers: dict[tuple[int, ...], LoopbackWorld] = {}
         self._making = threading.Lock()
 
@@ -77,8 +123,9 @@ class LoopbackWorld:
         return [future.result() for future in futures]
 
     def abort(self) -> None:
-        """Releases all ranks from their collectives, by an error."""
+        """Releases all ranks from their collectives and from waits for messages, by an error."""
         self._barrier.abort()
+        self.messages.abort()
         with self._making:
             for peers in self._peers.values():
                 peers.abort()
@@ -125,6 +172,11 @@ class LoopbackCollectives(CountedAllToAll):
         self.size = world.size
         self.traffic = Traffic()
         self.where = world.places[rank]
+
+    @property
+    def world(self) -> LoopbackWorld:
+        """The ranks of this axis."""
+        return self._world
 
     def among(self, ranks: tuple[int, ...]) -> LoopbackCollectives:
         """Returns the collectives of this rank and some others; these where they are all ranks.

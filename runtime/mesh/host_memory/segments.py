@@ -65,7 +65,7 @@ def share_memory(nbytes: int, exchange: Exchange) -> list[mmap.mmap]:
     segments: list[mmap.mmap] = []
     try:
         if all(peer_fd >= 0 for _, peer_fd in offered):
-            segments = [_map(pid, peer_fd, nbytes) for pid, peer_fd in offered]
+            segments = [map_segment(pid, peer_fd, nbytes) for pid, peer_fd in offered]
     except OSError as error:
         failure = error
     everyone = exchange([len(segments)])
@@ -76,8 +76,18 @@ def share_memory(nbytes: int, exchange: Exchange) -> list[mmap.mmap]:
     return segments
 
 
-def _map(pid: int, fd: int, nbytes: int) -> mmap.mmap:
-    opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+def map_segment(process: int, fd: int, nbytes: int) -> mmap.mmap:
+    """Maps the segment that a process of this host has open.
+
+    Args:
+        process: id of the process.
+        fd: the segment's descriptor in that process.
+        nbytes: bytes of the segment.
+
+    Raises:
+        OSError: the process has ended, or has closed it.
+    """
+    opened = os.open(f"/proc/{process}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     try:
         return mmap.mmap(opened, nbytes)
     finally:

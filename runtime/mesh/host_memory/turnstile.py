@@ -18,28 +18,23 @@ from dataclasses import dataclass
 from dsrun.errors import DsrunError
 
 from ..step_position import at_step
+from .semaphores import (
+    SEMAPHORE_BYTES,
+    looks_before_sleep,
+    make_semaphore,
+    raise_semaphore,
+    try_semaphore,
+    wait_for_semaphore,
+)
 
-#: A semaphore on a cache line of its own; glibc's takes 32 bytes.
-_SEMAPHORE_BYTES = 64
 #: A notice: kind, step, bytes, place, offset, micro step, length of the text, text.
 _NOTICE = struct.Struct("=QQQqqQH")
 _TEXT_BYTES = 192
 _NOTICE_BYTES = 256
 #: Where, behind the notice, a rank says that it will not come again; the notice stays, for whoever has yet to read it.
 _LEFT_AT = _NOTICE_BYTES - 1
-#: Looks at the semaphores before this thread sleeps: about 50 us, less than falling asleep and waking up costs.
-#: To yield in between gave the core away for whole slices on a busy machine.
-_LOOKS = 100
 #: Between two looks at whether a peer that keeps us waiting still lives.
 _NAP_S = 0.25
-
-_libc = ctypes.CDLL(None, use_errno=True)
-# These return at once, so that giving up the interpreter's lock would cost more than they do.
-_quick = ctypes.PyDLL(None, use_errno=True)
-
-
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +69,7 @@ class Notice:
 
 def turnstile_bytes(size: int) -> int:
     """Returns the memory that each rank shares for a turnstile of `size` ranks."""
-    return _NOTICE_BYTES + size * _SEMAPHORE_BYTES
+    return _NOTICE_BYTES + size * SEMAPHORE_BYTES
 
 
 class Turnstile:
@@ -109,15 +104,13 @@ class Turnstile:
         # Kept, because semaphores are used by address.
         self._anchors = [ctypes.c_char.from_buffer(segment) for segment in segments]
         bases = [ctypes.addressof(anchor) + _NOTICE_BYTES for anchor in self._anchors]
-        self._arrive = [ctypes.c_void_p(bases[other] + rank * _SEMAPHORE_BYTES) for other in self._others]
-        self._await = [ctypes.c_void_p(bases[rank] + other * _SEMAPHORE_BYTES) for other in self._others]
-        # Ranks that share cores would look while the one they wait for cannot run.
-        self._looks = _LOOKS if len(segments) <= (os.cpu_count() or 1) else 1
+        self._arrive = [ctypes.c_void_p(bases[other] + rank * SEMAPHORE_BYTES) for other in self._others]
+        self._await = [ctypes.c_void_p(bases[rank] + other * SEMAPHORE_BYTES) for other in self._others]
+        self._looks = looks_before_sleep(len(segments))
         #: How many of the others have come to the present meeting.
         self._came = len(self._await)
         for semaphore in self._await:
-            if _quick.sem_init(semaphore, 1, 0) != 0:
-                raise OSError(ctypes.get_errno(), "sem_init")
+            make_semaphore(semaphore)
         self._alive = [os.pidfd_open(processes[other]) for other in self._others]
 
     def say(
@@ -154,12 +147,12 @@ class Turnstile:
         assert self._came == len(self._await), "the meeting before is not over"
         self._came = 0
         for semaphore in self._arrive:
-            _quick.sem_post(semaphore)
+            raise_semaphore(semaphore)
 
     def have_come(self) -> bool:
         """Whether every rank has come to the meeting; returns at once."""
         while self._came < len(self._await):
-            if _quick.sem_trywait(self._await[self._came]) != 0:
+            if not try_semaphore(self._await[self._came]):
                 return False
             self._came += 1
         return True
@@ -195,14 +188,11 @@ class Turnstile:
         """Waits for one peer, asleep."""
         deadline_s = time.monotonic() + self._timeout_s
         while True:
-            # sem_timedwait goes by the clock on the wall; it may be set, so the nap is short.
-            wake_s = time.time() + _NAP_S
-            until = _Timespec(int(wake_s), int(wake_s % 1 * 1e9))
-            if _libc.sem_timedwait(self._await[index], ctypes.byref(until)) == 0:
+            if wait_for_semaphore(self._await[index], nap_s=_NAP_S):
                 return
             # Whoever has gone may have come here before.
             gone = self._gone(index)
-            if gone and _quick.sem_trywait(self._await[index]) != 0:
+            if gone and not try_semaphore(self._await[index]):
                 raise self._missing(index, gone)
             if gone:
                 return
