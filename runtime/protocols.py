@@ -37,11 +37,13 @@ class Holders:
         axes: names of the axes of ranks over which the piece repeats; () where one rank alone holds it.
         rank: number of this rank among them.
         size: number of them.
+        stages: pipeline stages that hold it, where it repeats over several and an axis of `axes` has all; () elsewhere.
     """
 
     axes: tuple[str, ...]
     rank: int
     size: int
+    stages: tuple[int, ...] = ()
 
 
 #: Holders of a piece that this rank alone has.

@@ -34,11 +34,13 @@ from .saving.checkpoints import Checkpoints
 from .saving.export import WholeWeights
 from .saving.memory_copies import CopiesInMemory
 from .saving.on_signal import SaveOnSignal
+from .saving.over_stages import names_over_stages
 from .saving.resume_state import LastMoment
 from .saving.run_state import RunState
 from .training.backward import Backwards
 from .training.check import TrainingCheck
 from .training.global_step import GlobalSteps
+from .training.scheduled import ScheduledBatches
 from .training.script_backward import ScriptBackwards
 from .update import Update, step_parts
 
@@ -52,6 +54,7 @@ class Components:
         check_trains: Function that refuses a call while the engine cannot train.
         backwards: Backwards of the engine, and the count of those of scripts.
         script: Backwards that scripts run themselves.
+        scheduled: Whole global batches, by a schedule.
         steps: Optimizer steps.
         report: Lines and records of each step.
         memory: Bytes that this rank holds, by owner.
@@ -70,6 +73,7 @@ class Components:
     check_trains: TrainingCheck
     backwards: Backwards
     script: ScriptBackwards
+    scheduled: ScheduledBatches
     steps: GlobalSteps
     report: StepReport
     memory: MemoryQueries
@@ -121,9 +125,11 @@ def make_components(
     check_trains = TrainingCheck(update, access.torn, states)
 
     # What is saved and loaded.
+    names = names_over_stages(sharded.module, sharded.units, mesh, further=sharded.chunks.ties.names)
     run = RunState(
         mesh=mesh,
         sharded=sharded,
+        names=names,
         update=update,
         data=data,
         access=access,
@@ -161,7 +167,7 @@ def make_components(
     report = StepReport(
         records,
         data_ranks=mesh.batch.size,
-        counts_losses=mesh.counts_samples,
+        counts_losses=mesh.counts_samples(sharded.chunks.stages.rank_of[-1]),
         tells=mesh.is_first,
         steps_per_print=settings.steps_per_print,
         device=device,
@@ -204,6 +210,21 @@ def make_components(
         script=ScriptBackwards(
             mesh, hooks.units, sharded.reducer, backwards, progress, report=report, check=check_trains
         ),
+        scheduled=ScheduledBatches(
+            sharded.chunks,
+            settings,
+            mesh,
+            units=sharded.units,
+            reducer=sharded.reducer,
+            backwards=backwards,
+            guard=guard,
+            progress=progress,
+            report=report,
+            memory=memory,
+            memory_watch=memory_watch,
+            heartbeat=heartbeat,
+            hooks=hooks.units,
+        ),
         steps=steps,
         report=report,
         memory=memory,
@@ -213,7 +234,7 @@ def make_components(
         moment=moment,
         checkpoints=checkpoints,
         copies=copies,
-        weights=WholeWeights(mesh, sharded, access.torn),
+        weights=WholeWeights(mesh, sharded, access, names),
         generation=Generation(sharded, mesh, hooks.units),
         on_signal=SaveOnSignal(mesh, progress),
     )

@@ -34,6 +34,7 @@ from .compose.hooks import Hooks
 from .compose.job import Job
 from .compose.saving import Saving
 from .counters import EngineCounters
+from .deepspeed.batch_calls import BatchCalls, BatchSource
 from .deepspeed.calls import Calls
 from .deepspeed.config_getters import ConfigGetters, EpochCount
 from .deepspeed.getters import Getters
@@ -52,7 +53,7 @@ from .training.script_backward import check_loss, check_not_scaled
 from .update import Update
 
 
-class Engine(Getters, ConfigGetters, Calls, TorchModule):
+class Engine(Getters, ConfigGetters, Calls, BatchCalls, TorchModule):
     """Trains one model; every rank calls the same methods in the same order.
 
     It is a torch module whose only part is the model, under the name `module`: see `deepspeed/torch_module.py`.
@@ -106,6 +107,7 @@ class Engine(Getters, ConfigGetters, Calls, TorchModule):
         self._observation = observation
         self._heartbeat = job.heartbeat
         self._is_compiled = False
+        self._batch_source = BatchSource()
         self._epochs = EpochCount()
         self._schedule_note = ScheduleNote(settings, job.say)
         self._autocast = autocast_of(settings)
@@ -206,6 +208,7 @@ class Engine(Getters, ConfigGetters, Calls, TorchModule):
             ModelError: an input has a dtype or a device that the model cannot take, from torch's own error; or a
                 parameter has been converted or moved.
         """
+        self._refuse_parts("engine(...)")
         if self._sharded.plan.shard_parameters:
             self._components.check_trains.check_there("engine(...)")
         self._hooks.access.torn.check("engine(...)")
@@ -247,6 +250,7 @@ class Engine(Getters, ConfigGetters, Calls, TorchModule):
             ModelError: the loss is no tensor, no scalar, has no graph, or comes from parameters that were not gathered;
                 or the engine has no optimizer.
         """
+        self._refuse_parts("engine.backward")
         self._components.check_trains("engine.backward")
         check_loss(loss, "engine.backward", hint="reduce it with .mean(), and compute it outside of torch.no_grad()")
         check_not_scaled(loss, "engine.backward")
@@ -269,10 +273,12 @@ class Engine(Getters, ConfigGetters, Calls, TorchModule):
             ModelError: there was no backward since the last step, `no_sync` is open, or the engine has no optimizer.
             CheckpointError: a checkpoint could not be saved, which was written meanwhile; the step has been taken.
         """
+        self._refuse_parts("engine.step")
         self._take_step(lr_kwargs or {})
 
     def _step_without_schedule(self) -> None:
         """Updates the parameters as `optimizer.step()` of DeepSpeed's does, which leaves the schedule to the script."""
+        self._refuse_parts("optimizer.step")
         if self._progress.counts_micro_steps and not self.is_gradient_accumulation_boundary():
             number, steps = self._progress.micro_steps_done + 1, self.gradient_accumulation_steps()
             raise ModelError(
@@ -410,6 +416,8 @@ class Engine(Getters, ConfigGetters, Calls, TorchModule):
         own = getattr(self.module, "generate", None)
         if own is None:
             raise AttributeError("generate")  # and then torch_module.py says who has none
+        if self._mesh.pipe.size > 1:
+            return partial(self._refuse_parts, "engine.generate")
         return partial(_call_generate, self._components.generation, own)
 
     # What a run says, and what is asked of it -------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -28,15 +29,16 @@ from ..zero.units.cuts import Cuts
 from .compose.config_notes import tell_program_config
 from .compose.data import make_data
 from .compose.hooks import attach
-from .compose.job import join
+from .compose.job import Job, join
 from .compose.mesh import mesh_of
 from .compose.optimizer import OptimizerLike, SchedulerLike
 from .compose.precision import apply_precision, cast_around_modules
-from .compose.request import read_request
+from .compose.request import Request, read_request
 from .compose.saving import make_saving
 from .engine import Engine
 from .host.tiers import open_tiers
 from .model.ownership import end_earlier_engines
+from .model.stages import cut_into_stages, note_class, stages_of_script
 from .observation import observe, tell_start
 from .shard import shard_model
 from .update import make_update
@@ -110,15 +112,16 @@ def initialize(
         dist_init_required=dist_init_required,
     )
     job = join(request)
-    settings = load(request.source, world_size=job.info.world_size, as_deepspeed=stands_for_deepspeed())
-    tell_program_config(settings, job.info)
+    settings = _settings_of(request, job)
     mesh = mesh_of(request, settings, job)  # from here on every rank has the same model and config
     end_earlier_engines(request.model)
+    chunks, tied, groups = cut_into_stages(request.model, request.assignment, settings, mesh)
+    request = replace(request, assignment=groups)
     precision = apply_precision(request.model, settings, mesh.device, job.say)
-    cuts: Cuts = dict(chain.from_iterable(cut(request.model, settings, mesh).items() for cut in CUT_BY_AXES))
+    cuts = _cuts_of(request.model, settings, mesh, tied)
     tiers = open_tiers(request.model, settings, mesh, optimizer, precision=precision, say=job.say)
     fence = Fence()
-    sharded = shard_model(request, settings, mesh, cuts, precision=precision, tiers=tiers, say=job.say)
+    sharded = shard_model(request, settings, mesh, cuts, chunks, precision=precision, tiers=tiers, say=job.say)
     update = make_update(request, settings, mesh, sharded, tiers, fence=fence, say=job.say)
     data = make_data(request, settings, mesh)
     predicted = sharded.prediction(update.optimizer)
@@ -130,8 +133,29 @@ def initialize(
         settings, job, mesh, observation, saving, tiers=tiers, sharded=sharded, update=update, data=data, hooks=hooks
     )
     engine.mpu = mpu
-    if settings.checkpoint.save_on_signal is not None:
-        engine.save_on_signal(settings.checkpoint.save_on_signal, settings.checkpoint.signals)
+    note_class(engine, chunks)
+    _save_on_signal(engine, settings)
     tell_start(sharded, settings, mesh, observation)
     job.heartbeat.beat(step=0, phase=SCRIPT_PHASE)
     return engine, update.optimizer, data.loader, update.scheduler
+
+
+def _settings_of(request: Request, job: Job) -> Config:
+    settings = load(
+        request.source,
+        world_size=job.info.world_size,
+        as_deepspeed=stands_for_deepspeed(),
+        pipeline_stages=stages_of_script(request.model),
+    )
+    tell_program_config(settings, job.info)
+    return settings
+
+
+def _save_on_signal(engine: Engine, settings: Config) -> None:
+    if settings.checkpoint.save_on_signal is not None:
+        engine.save_on_signal(settings.checkpoint.save_on_signal, settings.checkpoint.signals)
+
+
+def _cuts_of(model: nn.Module, settings: Config, mesh: ProcessGroupMesh, tied: Cuts) -> Cuts:
+    """Returns the parameters that axes of ranks have changed, those that pipeline stages have in common among them."""
+    return {**tied, **dict(chain.from_iterable(cut(model, settings, mesh).items() for cut in CUT_BY_AXES))}

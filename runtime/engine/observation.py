@@ -18,6 +18,7 @@ from .compose.config_notes import record_program_config
 from .compose.start_report import open_run, records_path
 from .host.disk import counts_of_drives, wear_of
 from .model.sharded import ShardedModel
+from .model.stage_report import PIPELINE_EVENT, pipeline_line, pipeline_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +66,9 @@ def tell_start(sharded: ShardedModel, settings: Config, mesh: ProcessGroupMesh, 
         state_bytes=observation.predicted.total_bytes(),
         auto_sizes=None if told is None else f"{told}, of {sharded.gathering.slot_count} gather slots",
     )
+    chunks = sharded.chunks
+    if mesh.is_first and mesh.spec.stages > 1 and chunks.partition is not None:
+        record = pipeline_record(chunks.stages, chunks.partition, settings)
+        observation.records.write(PIPELINE_EVENT, record)
+        print(pipeline_line(record), flush=True)
     record_program_config(settings, observation.records)

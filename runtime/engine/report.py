@@ -71,6 +71,16 @@ class StepReport:
             self.shared_2[:1] += loss.to(self._device)
         self._losses += 1
 
+    def pass_loss(self) -> None:
+        """Counts a micro batch whose loss another rank of the pipeline has."""
+        self._losses += 1
+
+    def forget_losses(self) -> None:
+        """Forgets the losses and tokens of a global batch that is given up."""
+        self.shared_2[:1].zero_()
+        self._losses = self._tokens = 0
+        self._missed = False
+
     def miss_loss(self) -> None:
         """A micro batch's loss is not known: the mean of this step is not told."""
         self._missed = True

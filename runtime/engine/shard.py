@@ -5,7 +5,7 @@ No hook is placed and no optimizer made here; what becomes of the model is a val
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -13,9 +13,11 @@ from torch import nn
 
 from dsrun.config.buckets import gather_budgets, resolve_buckets
 from dsrun.config.config import Config
+from dsrun.errors import ModelError
 
 from ..memory.arenas import Arenas
 from ..memory.host_pool import Say, host_pool_for
+from ..mesh.agree.same import check_agreement
 from ..mesh.collectives import Collectives
 from ..mesh.join.groups import ProcessGroupMesh
 from ..offload.host_gradients import HostGradients
@@ -34,7 +36,7 @@ from ..zero.creation.units import build_store, build_units
 from ..zero.grads.reducer import GradReducer
 from ..zero.params.slots import turns_of
 from ..zero.units.cuts import Cuts
-from ..zero.units.find import find_units
+from ..zero.units.find import UnitSpec, find_units
 from ..zero.units.leaves import mark_leaves
 from ..zero.units.plan import ZeroPlan
 from ..zero.units.trained import mark_left_out
@@ -44,6 +46,7 @@ from .compose.request import Request
 from .host.disk import file_of_parameters
 from .host.tiers import Tiers
 from .model.sharded import ShardedModel, sums_of
+from .model.stages import CutModel
 from .step import holds_parts
 
 _STAYS_WITH_OPTIMIZER = (
@@ -66,6 +69,7 @@ def shard_model(
     settings: Config,
     mesh: ProcessGroupMesh,
     cuts: Cuts,
+    chunks: CutModel,
     *,
     precision: PrecisionPolicy,
     tiers: Tiers,
@@ -80,6 +84,7 @@ def shard_model(
         settings: the config.
         mesh: ranks and device.
         cuts: parameters that an axis beside data has changed.
+        chunks: the model's chunks on this rank.
         precision: dtypes of parameters and masters.
         tiers: Memory of the device, its host and drives, and whose masters go where.
         say: callback that gets a message, once for the whole job, about each thing that goes otherwise than the config
@@ -95,7 +100,8 @@ def shard_model(
     mark_leaves(model, classes=leaves.classes, names=leaves.names, name_suffixes=leaves.name_suffixes, say=say)
     slices = _slices_of_parameters(settings, plan, mesh, tiers, say=say)
     if has_meta(model):
-        materialise(model, UnbuiltParameters(replicas, device=mesh.device, on_host=slices is not None), cuts=cuts)
+        nursery = UnbuiltParameters(replicas, device=mesh.device, on_host=slices is not None)
+        materialise(model, nursery, cuts=cuts, seed_by_name=settings.pipeline.stages != "auto")
     left_out = mark_left_out(model, assignment.group_of)  # by now, for those on the meta device have been made anew
     if left_out:
         _tell_left_out(left_out, say)
@@ -104,8 +110,18 @@ def shard_model(
     trained_leave = slices is not None and (precision.has_separate_master or tiers.host is not None or not updates)
     placement = _placement(tiers, slices if trained_leave else None, precision)
     units = _trained_units(
-        model, settings, assignment, mesh, cuts, precision=precision, kept=kept, placement=placement, memory=memory
+        model,
+        settings,
+        assignment,
+        mesh,
+        cuts,
+        precision=precision,
+        kept=kept,
+        placement=placement,
+        memory=memory,
+        piece_of=chunks.piece_of,
     )
+    chunks.ties.bind(units)
     _count_once(units, settings, plan, mesh)
     leaving = [unit for unit in units if unit.steps_on_host]
     _end_admissions(tiers, leaving)
@@ -137,6 +153,7 @@ def shard_model(
     gradients_of = partial(_host_gradients, settings=settings, mesh=mesh, tiers=tiers, compute=precision.compute)
     away = gradients_of(leaving)
     return ShardedModel(
+        chunks=chunks,
         module=model,
         plan=plan,
         precision=precision,
@@ -176,6 +193,7 @@ def _trained_units(
     kept: Fp32Modules,
     placement: Placement,
     memory: Arenas,
+    piece_of: Mapping[str, int] | None,
 ) -> list[ParamUnit]:
     specs = find_units(
         model,
@@ -185,17 +203,51 @@ def _trained_units(
         ),
         comm_dtype=autocast_of(settings),
         cuts=cuts,
+        piece_of=None if piece_of is None else piece_of.__getitem__,
     )
+    _check_tied(specs, assignment, settings, mesh)
     return build_units(
         specs,
         ZeroPlan.of_stage(settings.zero_optimization.stage),
-        mesh.replicas,
+        lambda lies: mesh.replicas_over(lies.cut_over, lies.stages),
         precision=precision,
         device=mesh.device,
         group_of=assignment.group_of,
         memory=memory,
         placement=placement,
     )
+
+
+def _check_tied(
+    specs: Sequence[UnitSpec], assignment: GroupAssignment, settings: Config, mesh: ProcessGroupMesh
+) -> None:
+    """Refuses what several pipeline stages use, where they do not use it alike; their ranks compare it.
+
+    Raises:
+        ModelError: naming the parameters.
+    """
+    for spec in specs:
+        stages = spec.placement.stages
+        if not stages:
+            continue
+        names = [name for name, _ in spec.params]
+        used = f"`{names[0]}` is used by pipeline stages {' and '.join(map(str, stages))}"
+        if settings.zero_optimization.stage == 3:
+            raise ModelError(
+                f"model: {used}, which do not gather it at one time",
+                hint="set `zero_optimization.stage` to 2 or less, or untie the parameter",
+            )
+        facts = [
+            (name, {"shape": list(p.shape), "dtype": str(p.dtype), "group": assignment.group_of[id(p)]})
+            for name, p in spec.params
+        ]
+        check_agreement(
+            {"the parameters that they share": facts},
+            mesh.replicas_over(spec.placement.cut_over, stages),
+            device=mesh.device,
+            ranks=mesh.spec.replicas_over(mesh.info.rank, spec.placement.cut_over, stages),
+            whose=f" of stages {' and '.join(map(str, stages))}",
+        )
 
 
 def _end_admissions(tiers: Tiers, leaving: Sequence[ParamUnit]) -> None:
@@ -224,12 +276,14 @@ def _host_gradients(
         return None
     assert settings.batch is not None, "the config was loaded with a world size"
     comm_name = settings.communication_data_type
+    shared = mesh.replicas().size > 1
+    summed_here = settings.reduces_once_an_update and any(unit.replicas.size > 1 for unit in leaving)
     return HostGradients(
         [unit.owned[1] - unit.owned[0] for unit in leaving],
         bus=tiers.host.bus,
         device=mesh.device,
-        travels=DTYPES[comm_name] if comm_name is not None and mesh.replicas().size > 1 else compute,
-        accumulates=settings.batch.accumulation_steps > 1,
+        travels=DTYPES[comm_name] if comm_name is not None and shared else torch.float32 if summed_here else compute,
+        accumulates=settings.batch.accumulation_steps > 1 and not summed_here,
         factors=[unit.divide_before / unit.divide_by for unit in leaving],
         pool=tiers.host.pool,
         memory=tiers.memory,
@@ -258,6 +312,7 @@ def _reducer(
         sums_early=away is not None,  # they leave the device beside the backward
         memory=memory,
         notes_unused=not settings.zero_optimization.step_unused_parameters,
+        once_an_update=settings.reduces_once_an_update,
     )
 
 
@@ -270,9 +325,13 @@ def _count_once(units: Sequence[ParamUnit], settings: Config, plan: ZeroPlan, me
         # over these too.
         averaged = {*of_replicas, *of_samples} - {*unit.placement.summed_over}
         repeated = averaged - {*of_samples}
-        unit.repeats_over = spec.wide(of_replicas)
+        over_stages = spec.role_axes("pipe") if unit.placement.stages else ()
+        unit.repeats_over = spec.wide((*of_replicas, *over_stages))
+        if unit.placement.stages:
+            ties = mesh.ties_over(unit.placement.stages)
+            unit.ties = ties if ties.size < unit.replicas.size else None
         unit.divide_before, unit.divide_by = _divisors(settings, repeats=spec.size(repeated), size=spec.size(averaged))
-    if not plan.shard_optimizer and holds_parts(units, mesh.world):
+    if not plan.shard_optimizer and (spec.stages > 1 or holds_parts(units, mesh.world)):
         for unit in units:
             unit.counted = unit.layout.shard_range(unit.replicas.rank)
 

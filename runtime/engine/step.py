@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dsrun.errors import ModelError
+
 from ..mesh.collectives import Collectives
 from ..optim.norm import clip_factor, global_totals
 from ..optim.sharded import ShardOptimizer
@@ -119,24 +121,29 @@ def holds_parts(units: Sequence[ParamUnit], world: Collectives) -> bool:
     return any(unit.replicas.size < world.size for unit in units)
 
 
-def spread_of(units: Sequence[ParamUnit], plan: ZeroPlan, world: Collectives) -> Spread:
+def spread_of(
+    units: Sequence[ParamUnit], plan: ZeroPlan, world: Collectives, *, stages: int, device: torch.device
+) -> Spread:
     """Returns how gradients lie over the ranks; every rank must call.
 
     Enters an all-reduce over `world` where ranks hold parts of the model, for parts may differ in size.
 
     Args:
-        units: all units.
+        units: all units of this rank.
         plan: plan of what is sharded.
         world: all ranks of the job.
+        stages: pipeline stages of the model.
+        device: device of the gradients.
     """
-    total_numel = sum(unit.layout.padded_numel * (world.size // unit.replicas.size) for unit in units)
-    parts = holds_parts(units, world)
-    if parts:
-        largest = torch.tensor([float(total_numel)], dtype=torch.float64, device=units[0].device)
-        world.all_reduce(largest, op="max", label="elements of all ranks").wait()
-        with world.reading("elements of all ranks"):
-            total_numel = int(largest.item())
-    return Spread(plan.shard_optimizer or parts, total_numel)
+    parts = stages > 1 or holds_parts(units, world)
+    if not parts:
+        return Spread(plan.shard_optimizer, sum(unit.layout.padded_numel for unit in units))
+    # Each rank counts its slice, for each element is in one rank's: with stages, as many as one stage would have.
+    mine = float(sum(unit.layout.shard_numel for unit in units))
+    total = torch.tensor([mine], dtype=torch.float64, device=device)
+    world.all_reduce(total, label="elements of all ranks").wait()
+    with world.reading("elements of all ranks"):
+        return Spread(True, int(total.item()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +155,8 @@ class StepParts:
         plan: plan of what is sharded.
         world: all ranks of the job.
         spread: spread of the gradients over the ranks.
+        pipeline: this rank's pipeline stage, and the number of stages.
+        device: device of the gradients.
         reducer: reducer of the gradients.
         optimizer: sharded optimizer of the master parameters.
         store: parameter store.
@@ -164,6 +173,8 @@ class StepParts:
     store: ParamStore
     writes: ScriptWrites
     away: DeferredUpdate | None = None
+    pipeline: tuple[int, int] = (0, 1)
+    device: torch.device
 
 
 def take_step(
@@ -198,10 +209,16 @@ def take_step(
         spread=parts.spread.over_ranks,
         total_numel=parts.spread.total_numel,
         mark=parts.store.take_fingerprint() ^ parts.writes.take_mark(),
+        stage=parts.pipeline,
         extra_N=shared_2,
         more=[] if unused is None else [unused.count_1()],
     )
-    if totals.largest != totals.smallest:
+    if totals.differing:
+        if parts.pipeline[0] not in totals.differing:
+            raise ModelError(
+                f"model: the ranks of pipeline stage {totals.differing[0]} did not do the same{at}; the first of them "
+                "says what they did",
+            )
         parts.writes.refuse_differences(at)
         parts.store.refuse_order(at)
     norm = totals.norm / loss_scale
@@ -232,5 +249,6 @@ def take_step(
 
 def _first_non_finite(parts: StepParts) -> str | None:
     ranges = ((unit.layout, unit.owned[0], parts.reducer.sums.read(unit.index)) for unit in parts.units)
-    device = parts.units[0].device
-    return first_non_finite(ranges, parts.world, spread=parts.spread.over_ranks, device=device)
+    return first_non_finite(
+        ranges, parts.world, spread=parts.spread.over_ranks, device=parts.device, stage=parts.pipeline
+    )

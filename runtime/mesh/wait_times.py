@@ -66,6 +66,9 @@ class TimingEvent(Protocol):
         ...
 
 
+_MICRO = " of micro batch "
+
+
 @dataclass(slots=True)
 class Waited:
     """Waits in one collective.
@@ -82,6 +85,17 @@ class Waited:
         """Counts one more wait."""
         self.calls += 1
         self.seconds += seconds
+
+
+def of_micro(micro: int) -> str:
+    """Returns how a label names a micro batch: shown while a rank waits, and left out where waits are counted."""
+    return f"{_MICRO}{micro}"
+
+
+def without_micro(name: str) -> str:
+    """Returns a name without its micro batch."""
+    before, found, rest = name.partition(_MICRO)
+    return before + rest.lstrip("0123456789") if found else name
 
 
 def waited_since(now: Mapping[str, Waited], earlier: Mapping[str, Waited]) -> dict[str, Waited]:
@@ -190,7 +204,10 @@ class WaitTimes:
     def _of(self, name: str) -> Waited:
         waited = self._times.get(name)
         if waited is None:
-            waited = self._times[name] = Waited()
+            counted = without_micro(name)
+            waited = self._times.get(counted)
+            if waited is None:
+                waited = self._times[counted] = Waited()
         return waited
 
     def _has_room(self) -> bool:

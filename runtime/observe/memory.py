@@ -73,6 +73,7 @@ class StatePrediction:
             None: none does.
         kept: flag for each layout, whether its parameters stay in fp32 where the others have 16 bits; empty where none
             does.
+        summed_here_bytes: bytes of gradients of whole units that are summed up until one reduction an update.
     """
 
     layouts: Sequence[UnitLayout]
@@ -93,6 +94,7 @@ class StatePrediction:
     host_optimizer: HostOptimizer | None = None
     kept: Sequence[bool] = ()
     slice_bytes: int | None = None
+    summed_here_bytes: int = 0
 
     def host_bytes(self) -> int:
         """Returns what of `total_bytes` lies in host memory, apart from the device's."""
@@ -131,7 +133,7 @@ class StatePrediction:
             parameters -= self._trained_off_device() + (frozen if self.frozen_on_host else 0)
         gradients = self._slot_numel() if self.shard_gradients else full
         compute_bytes = (parameters + gradients) * self.compute.itemsize + self.whole_frozen_bytes
-        compute_bytes += self.slice_bytes or 0
+        compute_bytes += (self.slice_bytes or 0) + self.summed_here_bytes
         sums, states = self.sums or self.master, self.states or self.master
         if self.host_optimizer is not None:
             leaving, staying = (sum(layout.shard_numel for layout in one) for one in self._leaving_and_staying())

@@ -42,14 +42,12 @@ class Totals:
 
     Attributes:
         norm: L2 norm over all owned ranges of all ranks; inf or nan where a gradient is.
-        largest: the largest mark of any rank; the same number as `smallest` where all marks are the same.
-        smallest: the smallest mark of any rank.
+        differing: pipeline stages whose ranks do not have one mark; without stages 0 stands for all ranks.
         sums: the extra numbers, each summed over the ranks.
     """
 
     norm: float
-    largest: float
-    smallest: float
+    differing: tuple[int, ...]
     sums: list[float]
 
 
@@ -79,26 +77,32 @@ def global_totals(
     mark: int,
     extra_N: Tensor,
     more: Sequence[Tensor] = (),
+    stage: tuple[int, int] = (0, 1),
 ) -> Totals:
     """The norm, see [Note: exact norm], and what else ranks have to tell each other once a step.
 
-    Two all-reduces: of three numbers, and of 1 + N and more. Where every rank holds all gradients, the first is not
-    needed: marks are the same where their squares add up to the square of their sum, divided by the ranks. Reads from
-    the device once, after both, and writes to it without waiting.
+    Two all-reduces: of 1 + 2 numbers a pipeline stage, and of 1 + N and more. Where every rank holds all gradients, the
+    first is not needed: marks are the same where their squares add up to the square of their sum, divided by the ranks.
+    Reads from the device once, after both, and writes to it without waiting.
 
     Args:
         norms: `block_norms` of this rank's accumulated gradients, in one tensor or several; their order does not count.
         collectives: all ranks of the job.
         spread: the ranges are spread over the ranks, and each element is in one; False: every rank holds all of them.
         total_numel: elements over all ranks, which fixes the rounding; the same on every rank.
-        mark: number that should be the same on every rank; less than 2^53.
+        mark: number that should be the same on every rank of a pipeline stage; less than 2^53.
         extra_N: fp64, [N], on the norms' device; to be summed over the ranks. Left as it is.
         more: further numbers to sum over the ranks, fp64, on the norms' device; they count as the end of `extra_N`.
+        stage: this rank's pipeline stage, and the number of stages; with several, `spread` is True.
     """
-    blocks = (norms[0] if len(norms) == 1 else torch.cat(list(norms))).double().square_()  # a block's square fits fp64
+    # A block's square fits fp64. A stage may have nothing that trains.
+    found = norms[0] if len(norms) == 1 else torch.cat(list(norms) or [extra_N.new_zeros(1)])
+    blocks = found.double().square_()
     # Filled and not copied from the host: a copy would wait for all that the device has to do.
-    extremes = torch.full((3,), float(mark), dtype=torch.float64, device=blocks.device)
-    extremes[2:].neg_()
+    own, stages = stage
+    extremes = torch.full((1 + 2 * stages,), -math.inf, dtype=torch.float64, device=blocks.device)
+    extremes[1 + 2 * own].fill_(float(mark))
+    extremes[2 + 2 * own].fill_(-float(mark))
     largest = torch.amax(blocks, dim=0, keepdim=True, out=extremes[:1])
     if spread:
         collectives.all_reduce(extremes, op="max", label="gradient norm").wait()
@@ -121,12 +125,14 @@ def global_totals(
     with collectives.reading("gradient norm and mean loss"):
         read = results.tolist()
     # Of 0, inf or nan the unit is of no use; the norm is then what the largest block is.
-    norm = read[3] if 0 < read[0] < math.inf else read[0]
+    at = 1 + 2 * stages
+    norm = read[at] if 0 < read[0] < math.inf else read[0]
     if spread:
-        return Totals(norm, read[1], -read[2], read[4:])
-    *rest, marked, squares = read[4:]
+        differing = tuple(number for number in range(stages) if read[1 + 2 * number] != -read[2 + 2 * number])
+        return Totals(norm, differing, read[at + 1 :])
+    *rest, marked, squares = read[at + 1 :]
     differ = collectives.size * int(squares) != int(marked) ** 2
-    return Totals(norm, float(mark), float(mark - differ), rest)
+    return Totals(norm, (0,) if differ else (), rest)
 
 
 def clip_factor(norm: float, *, limit: float, loss_scale: float = 1.0) -> float:

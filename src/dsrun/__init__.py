@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dsrun import data as data
     from dsrun import long_sequence as long_sequence
     from dsrun import ops as ops
+    from dsrun import pipe as pipe
     from dsrun import utils as utils
     from dsrun import zero as zero
     from dsrun.contract.heartbeats import heartbeat as heartbeat
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from dsrun.runtime.engine.compose.distributed import init_distributed as init_distributed
     from dsrun.runtime.engine.engine import Engine as Engine
     from dsrun.runtime.engine.initialize import initialize as initialize
+    from dsrun.runtime.parallel.pipeline.module import PipelineModule as PipelineModule
     from dsrun.runtime.zero.creation.on_device import OnDevice as OnDevice
 
     DeepSpeedEngine = Engine
@@ -32,12 +34,13 @@ else:
     __all__, __getattr__, __dir__ = lazy_face(
         __name__,
         {
-            "dsrun": ("checkpointing", "comm", "data", "long_sequence", "ops", "utils", "zero"),
+            "dsrun": ("checkpointing", "comm", "data", "long_sequence", "ops", "pipe", "utils", "zero"),
             "dsrun.contract.heartbeats": ("heartbeat",),
             "dsrun.runtime.engine.compose.arguments": ("add_config_arguments",),
             "dsrun.runtime.engine.compose.distributed": ("init_distributed",),
             "dsrun.runtime.engine.engine": ("Engine", "Engine as DeepSpeedEngine"),
             "dsrun.runtime.engine.initialize": ("initialize",),
+            "dsrun.runtime.parallel.pipeline.module": ("PipelineModule",),
             "dsrun.runtime.zero.creation.on_device": ("OnDevice",),
         },
         own=("__version__", "version"),

@@ -113,6 +113,29 @@ class MeshSpec:
         """
         return tuple(name for name in self.role_axes("replica") if name not in cut_over)
 
+    @property
+    def stages(self) -> int:
+        """Number of stages that the layers are shared out to; 1 without a pipe axis."""
+        return self.role_size("pipe")
+
+    def stage_of(self, rank: int) -> int:
+        """Returns the number of a rank's pipeline stage, the first layers' being 0."""
+        stage, here = 0, self.coordinate(rank)
+        for name in self.role_axes("pipe"):
+            stage = stage * self.size((name,)) + here[name]
+        return stage
+
+    def replicas_over(self, rank: int, cut_over: Collection[str], stages: Collection[int]) -> tuple[int, ...]:
+        """Returns the ranks that hold the same elements of a parameter that several stages use, ascending.
+
+        Args:
+            rank: rank that holds it.
+            cut_over: axes along which ranks hold different ones.
+            stages: stages that use it, the rank's own among them.
+        """
+        axes = (*self.replica_axes(cut_over), *self.role_axes("pipe"))
+        return tuple(peer for peer in self.peers(rank, axes) if self.stage_of(peer) in stages)
+
     def replica_views(self) -> list[tuple[str, ...]]:
         """Returns the sets of axes whose peers hold the same elements of some parameter, as `wide` gives them.
 

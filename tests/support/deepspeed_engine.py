@@ -89,6 +89,13 @@ ROWS = (
         "order",
     ),
     EngineRow(
+        "train_batch eval_batch",
+        "on every engine; one with pipeline stages raises `PipelineError` on `forward`, `backward` and `step`",
+    ),
+    EngineRow("set_dataloader set_dataiterator set_batch_fn get_additional_losses"),
+    EngineRow("is_first_stage is_last_stage get_pipeline_parallel_rank grid micro_batches num_stages stage_id"),
+    EngineRow("reset_activation_shape set_has_attention_mask", "without effect: every message says its shapes"),
+    EngineRow(
         "destroy",
         "leaves a process group that the script made or joined by `init_distributed`, or that another engine is on",
     ),

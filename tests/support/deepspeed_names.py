@@ -19,7 +19,17 @@ _OWN = {
     "torch.distributed": "comm",
     **{
         f"dsrun.{name}": name
-        for name in ("checkpointing", "comm", "ops.adagrad", "ops.adam", "ops.lamb", "ops.lion", "utils", "zero")
+        for name in (
+            "checkpointing",
+            "comm",
+            "ops.adagrad",
+            "ops.adam",
+            "ops.lamb",
+            "ops.lion",
+            "pipe",
+            "utils",
+            "zero",
+        )
     },
 }
 #: Modules below `deepspeed` that are attributes and cannot be imported, as in DeepSpeed itself.
@@ -730,6 +740,55 @@ ROWS = (
         3,
         "an attribute: not to be imported as `deepspeed.checkpointing`, as in DeepSpeed",
     ),
+    # Pipeline stages.
+    Row(
+        ". runtime.pipe.engine",
+        "PipelineModule",
+        "dsrun",
+        3,
+        "layers of other stages are counted on the meta device; first values come from `base_seed` and the layer's "
+        "number; all parameters of a tied layer are in common; `virtual_stages` and `placement` are dsrun's own",
+    ),
+    Row("pipe runtime.pipe runtime.pipe.module", "LayerSpec", "dsrun.pipe", 3),
+    Row("pipe runtime.pipe runtime.pipe.module", "TiedLayerSpec", "dsrun.pipe", 3, "one class for each key"),
+    Row("pipe runtime.pipe runtime.pipe.module", "PipelineModule", "dsrun.pipe", 3),
+    Row("runtime.pipe.module runtime.pipe.engine", "PipelineError", "dsrun.runtime.parallel.pipeline.engine_class", 3),
+    Row(
+        "runtime.pipe.engine .",
+        "PipelineEngine",
+        "dsrun.runtime.parallel.pipeline.engine_class",
+        3,
+        "for `isinstance`: an engine whose model is in pipeline stages",
+        "*",
+    ),
+    Row(
+        "runtime.pipe.topology runtime.pipe",
+        "ProcessTopology",
+        "dsrun.runtime.parallel.pipeline.topology",
+        3,
+    ),
+    Row(
+        "runtime.pipe.topology",
+        "PipeDataParallelTopology PipeModelDataParallelTopology",
+        "dsrun.runtime.parallel.pipeline.topology",
+        3,
+    ),
+    Row(
+        "runtime.pipe.topology",
+        "PipelineParallelGrid",
+        "dsrun.runtime.parallel.pipeline.grid",
+        3,
+        "a group is made when it is first asked for: all its ranks must ask",
+    ),
+    Row(
+        "runtime.pipe.schedule",
+        "PipeSchedule TrainSchedule InferenceSchedule DataParallelSchedule PipeInstruction BufferOpInstruction "
+        "LoadMicroBatch ForwardPass BackwardPass SendActivation RecvActivation SendGrad RecvGrad ReduceGrads "
+        "ReduceTiedGrads OptimizerStep",
+        "dsrun.runtime.parallel.pipeline.schedule",
+        3,
+        "to be read: the engine runs schedules of `pipeline.schedule`",
+    ),
     # dsrun's own, which its modules list.
     Row("runtime.zero zero", "load_pretrained set_leaf_modules", "dsrun.zero", 4, "dsrun's own"),
     Row(
@@ -788,8 +847,7 @@ ABSENT = {
     "runtime.sequence_parallel.ulysses_sp.UlyssesSPDataLoaderAdapter": 2,
     **dict.fromkeys(
         (
-            *("PipelineEngine", "pipe.PipelineModule", "pipe.LayerSpec", "pipe.TiedLayerSpec"),
-            *("runtime.pipe.topology.ProcessTopology", "runtime.pipe.schedule.TrainSchedule"),
+            *("DualPipeVModule", "runtime.pipe.p2p.send"),
             *("moe.layer.MoE", "sequence.layer.DistributedAttention"),
             "sequence.fpdt_layer.FPDT_Attention",
             "runtime.data_pipeline.curriculum_scheduler.CurriculumScheduler",

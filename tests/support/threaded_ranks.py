@@ -25,6 +25,8 @@ from dsrun.runtime.memory.bus import Bus
 from dsrun.runtime.mesh.host_memory.noticeboard import LocalNoticeboard
 from dsrun.runtime.mesh.join.groups import ProcessGroupMesh
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
+from dsrun.runtime.mesh.point_to_point.alone import AlonePointToPoint
+from dsrun.runtime.mesh.point_to_point.loopback import LoopbackPointToPoint
 from support.inside_engine import step_of, tiers_of
 from support.models import TinyGPT, loss_of
 from support.training import batches
@@ -170,7 +172,10 @@ class _Here:
         del observer
         world: LoopbackCollectives = self.rank.collectives
         views = {view: world.among(spec.peers(world.rank, view)) for view in spec.views()}
-        return ProcessGroupMesh(spec, info, device, "gloo", views, world.where)
+        ranks = spec.peers(world.rank, spec.role_axes("pipe"))
+        peers = world.among(ranks)
+        links = LoopbackPointToPoint(peers, ranks) if peers.size > 1 else AlonePointToPoint()
+        return ProcessGroupMesh(spec, info, device, "gloo", views, world.where, world.among, links=links)
 
 
 def _train(module: nn.Module, settings: dict[str, Any], steps: int, between: Between) -> Trained:

@@ -34,7 +34,14 @@ _TOGETHER = 512 << 20
 _ALONE = 0.75
 
 
-def check_fit(index: Index, folder: Place, wanted: Iterable[tuple[str, str, tuple[int, ...]]], *, strict: bool) -> None:
+def check_fit(
+    index: Index,
+    folder: Place,
+    wanted: Iterable[tuple[str, str, tuple[int, ...]]],
+    *,
+    strict: bool,
+    elsewhere: Iterable[tuple[str, str]] = (),
+) -> None:
     """Compares the tensors a model wants with those a checkpoint has, before anything is overwritten.
 
     Args:
@@ -42,12 +49,13 @@ def check_fit(index: Index, folder: Place, wanted: Iterable[tuple[str, str, tupl
         folder: its tag folder, for messages.
         wanted: (name, role, shape) of every tensor of the model, on whichever rank.
         strict: tensors in the checkpoint that the model does not have are an error too.
+        elsewhere: (name, role) of tensors that the model has on ranks of other pipeline stages, which look for them.
 
     Raises:
         CheckpointError: listing every tensor that is missing, unexpected, or of another shape.
     """
     problems: list[Problem] = []
-    expected: set[tuple[str, str]] = set()
+    expected = {pair for name, role in elsewhere for pair in ((name, role), (index.aliases.get(name, name), role))}
     for name, role, shape in wanted:
         expected |= {(name, role), (index.aliases.get(name, name), role)}
         stored = index.find(name, role)

@@ -69,12 +69,12 @@ def plan_file(entries: Sequence[StateEntry]) -> FilePlan:
     """Returns what a rank writes.
 
     Args:
-        entries: its pieces; those that repeat over the same axes are the same on all their holders, in the same order.
+        entries: its pieces; those that repeat over the same ranks are the same on all of these, in the same order.
 
     Raises:
         CheckpointError: the format has no name for a tensor's dtype.
     """
-    runs = [run for axes in {entry.holders.axes: None for entry in entries} for run in _runs_of(entries, axes)]
+    runs = [run for over in {_repeats(entry): None for entry in entries} for run in _runs_of(entries, over)]
     # Larger elements first: then every tensor begins at a multiple of its element's size.
     runs.sort(key=lambda run: (-entries[run[0]].tensor.element_size(), run[0]))
     named: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -145,13 +145,20 @@ def coalesce_by_unit(
     ]
 
 
-def _runs_of(entries: Sequence[StateEntry], axes: tuple[str, ...]) -> list[tuple[int, int, int]]:
-    """Returns this rank's runs, as (entry, start, stop), of what repeats over some axes: all of it where none do."""
-    shared = [(n, e) for n, e in enumerate(entries) if e.holders.axes == axes and e.stop > e.start]
+def _repeats(entry: StateEntry) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Returns which ranks hold an entry: axes, and the pipeline stages where these are some of several."""
+    return entry.holders.axes, entry.holders.stages
+
+
+def _runs_of(
+    entries: Sequence[StateEntry], over: tuple[tuple[str, ...], tuple[int, ...]]
+) -> list[tuple[int, int, int]]:
+    """Returns this rank's runs, as (entry, start, stop), of what repeats over some ranks: all of it where none do."""
+    shared = [(n, e) for n, e in enumerate(entries) if _repeats(e) == over and e.stop > e.start]
     if not shared:
         return []
     holders = shared[0][1].holders
-    assert all(entry.holders == holders for _, entry in shared), f"a rank has one number among the ranks of {axes}"
+    assert all(entry.holders == holders for _, entry in shared), f"a rank has one number among the ranks of {over}"
     total = sum((e.stop - e.start) * _itemsize(e) for _, e in shared)
     share = -(-total // (holders.size * _SHARED_BYTES)) * _SHARED_BYTES
     first, last = holders.rank * share, (holders.rank + 1) * share

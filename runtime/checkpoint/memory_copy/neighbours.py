@@ -65,8 +65,13 @@ def holders_on_host(holders: Holders, spec: MeshSpec, *, rank: int, here: Sequen
     unknown = set(holders.axes) - set(mine)
     assert not unknown, f"the grid of ranks has no axes {unknown}"
     same = {name: number for name, number in mine.items() if name not in holders.axes}
-    found = [other for other in here if same.items() <= spec.coordinate(other).items()]
-    return Holders(holders.axes, found.index(rank), len(found))
+    found = [
+        other
+        for other in here
+        if same.items() <= spec.coordinate(other).items()
+        and (not holders.stages or spec.stage_of(other) in holders.stages)
+    ]
+    return Holders(holders.axes, found.index(rank), len(found), holders.stages)
 
 
 def _ranks_of(node: int, node_of: Sequence[int]) -> tuple[int, ...]:

@@ -6,13 +6,16 @@ Facts only; how ranks compare them is `mesh/agree/same.py`'s business.
 from __future__ import annotations
 
 from collections.abc import Sized
+from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.utils.data import Dataset
 
 from dsrun.config.config import Config
+from dsrun.errors import DsrunError, ModelError
 
+from ...mesh.agree.all_or_none import all_or_none
 from ...mesh.agree.same import check_agreement
 from ...mesh.join.groups import ProcessGroupMesh
 from ...optim.groups import GroupAssignment
@@ -28,21 +31,23 @@ def check_same_everywhere(
     *,
     updates: bool,
 ) -> None:
-    """Refuses a model, config or dataset that is not the same on every rank; enters the collectives of the agreement.
+    """Refuses a config or dataset that is not the same on every rank, or a model not so on those of its stage.
+
+    Enters the collectives of the agreement, over all ranks, and where there are pipeline stages over each one's ranks.
 
     Args:
-        model: the script's model, before anything of it is taken over.
+        model: the script's model, or this rank's stage of it, before anything of it is taken over.
         settings: the config.
         assignment: optimizer groups of its parameters.
         training_data: training dataset; its length is compared, if it has one. None without a dataset.
-        mesh: mesh of the ranks, which are all compared.
+        mesh: mesh of the ranks that are compared.
         updates: whether there is an optimizer; ranks with one enter collectives that ranks without one do not.
 
     Raises:
         ModelError: naming what differs, the ranks that differ in it, and both values.
     """
     params, buffers = list(model.named_parameters()), list(model.named_buffers())
-    facts = {
+    of_stage: dict[str, object] = {
         "the model's parameters": [
             (name, {"shape": list(p.shape), "dtype": str(p.dtype), "requires_grad": p.requires_grad})
             for name, p in params
@@ -52,8 +57,27 @@ def check_same_everywhere(
         ],
         "the model's buffers": [(name, {"shape": list(b.shape), "dtype": str(b.dtype)}) for name, b in buffers],
         "the optimizer's groups": [(name, {"group": assignment.group_of.get(id(p))}) for name, p in params],
+    }
+    of_all: dict[str, object] = {
         "whether there is an optimizer": updates,
         "the length of training_data": len(training_data) if isinstance(training_data, Sized) else None,
         "the config": settings.raw,
     }
-    check_agreement(facts, mesh.world, device=mesh.device)
+    spec = mesh.spec
+    if spec.stages == 1:
+        check_agreement({**of_stage, **of_all}, mesh.world, device=mesh.device)
+        return
+    check_agreement(of_all, mesh.world, device=mesh.device)
+    stage, peers = spec.stage_of(mesh.info.rank), spec.peers(mesh.info.rank, spec.replica_axes())
+    error: DsrunError | None = None
+    try:
+        check_agreement(of_stage, mesh.replicas(), device=mesh.device, ranks=peers, whose=f" of stage {stage}")
+    except ModelError as found:
+        error = found
+    # Ranks of other stages would wait for these.
+    all_or_none(partial(_raise, error), mesh.world, device=mesh.device, label="model", where="dsrun.initialize")
+
+
+def _raise(error: DsrunError | None) -> None:
+    if error is not None:
+        raise error

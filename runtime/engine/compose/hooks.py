@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dsrun.config.config import Config
+from dsrun.config.sections.activation import ActivationCheckpointing
 from dsrun.direct_io.configured import io_settings
 
 from ...activation.activate import Activations, activate
@@ -65,7 +66,7 @@ def attach(
     agreed = partial(largest, collectives=axis, device=mesh.device, label="measured blocks")
     activations = activate(  # after the units' hooks, which stand within its own
         sharded.module,
-        settings.activation_checkpointing,
+        _activation_section(settings),
         skip=is_leaf,
         script_chooses=is_configured(),
         tracker=named_generators(),
@@ -92,3 +93,9 @@ def attach(
     watch_state_dicts(sharded.module)
     give_freed_pages_back()  # of the tensors that the model was built with
     return Hooks(hooks, activations, access)
+
+
+def _activation_section(settings: Config) -> ActivationCheckpointing:
+    """Returns how blocks are recomputed: `pipeline.activation_checkpoint_interval` says it in DeepSpeed's way."""
+    section, interval = settings.activation_checkpointing, settings.pipeline.activation_checkpoint_interval
+    return section.model_copy(update={"policy": "interval", "interval": interval}) if interval else section

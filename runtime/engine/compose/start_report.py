@@ -66,7 +66,10 @@ def open_run(
     """
     if mesh.info.rank != 0:
         return
-    records.write("start", start_record(model, units, world_size=mesh.info.world_size, stage=stage))
+    record = start_record(model, units, world_size=mesh.info.world_size, stage=stage)
+    if mesh.spec.stages > 1:
+        del record["model"]  # a stage's: who plans by it would take it for the whole
+    records.write("start", record)
     print(_describe(units, mesh, precision, stage=stage, state_bytes=state_bytes), flush=True)
     if auto_sizes is not None:
         print(f"dsrun: {auto_sizes}", flush=True)
@@ -81,8 +84,9 @@ def _describe(
 ) -> str:
     numel = sum(param.numel() for unit in units for param in unit.params)
     ranks = f"{mesh.info.world_size} rank" + ("s" if mesh.info.world_size > 1 else "")
+    stages = f" of the first of {mesh.spec.stages} pipeline stages" if mesh.spec.stages > 1 else ""
     dtype = str(precision.compute).removeprefix("torch.")
     return (
-        f"dsrun: {ranks} ({mesh.backend}), ZeRO stage {stage}, {format_count(numel)} parameters in {len(units)} units, "
-        f"{dtype}, {format_bytes(state_bytes)} of model state a rank"
+        f"dsrun: {ranks} ({mesh.backend}), ZeRO stage {stage}, {format_count(numel)} parameters{stages} "
+        f"in {len(units)} units, {dtype}, {format_bytes(state_bytes)} of model state a rank"
     )

@@ -9,10 +9,8 @@ from collections.abc import Mapping
 
 #: Reason as it ends a sentence, and the names that it is given for.
 REASONS: Mapping[str, str] = {
-    "there are no pipeline stages; call forward, backward and step": (
-        "eval_batch get_additional_losses get_pipeline_parallel_rank is_first_stage is_last_stage log_for_device "
-        "reset_activation_shape set_batch_fn set_dataiterator set_dataloader set_has_attention_mask tput_log "
-        "train_batch"
+    "records.jsonl in the job's folder has every step's seconds; the module `logging` writes lines of a script's own": (
+        "log_for_device tput_log"
     ),
     "there is no tensor, sequence or expert parallelism: every rank is a data-parallel one": (
         "autotp_size get_model_parallel_rank get_sequence_parallel_group get_tensor_parallel_rank load_moe_state_dict "

@@ -24,6 +24,7 @@ from ...zero.grads.sums import GradSums, ResidentSums, SplitSums
 from ...zero.params.store import ParamStore
 from ...zero.units.plan import ZeroPlan
 from ...zero.units.unit import ParamUnit
+from .stages import CutModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class ShardedModel:
     """What became of a model's parameters.
 
     Attributes:
+        chunks: the model's chunks on this rank.
         module: the model; its parameters are views of the units' buffers.
         plan: plan of what is sharded.
         precision: dtypes of parameters and masters.
@@ -49,6 +51,7 @@ class ShardedModel:
         disk: masters and optimizer states on a disk; None where they lie in memory.
     """
 
+    chunks: CutModel
     module: nn.Module
     plan: ZeroPlan
     precision: PrecisionPolicy
@@ -101,6 +104,7 @@ class ShardedModel:
             host_optimizer=self._host_optimizer(),
             slice_bytes=None if self.slices_on_disk is None else self.slices_on_disk.host_bytes(),
             kept=[unit.dtype != self.precision.compute for unit in self.units],
+            summed_here_bytes=self.reducer.bytes_summed_here,
         )
 
     @property

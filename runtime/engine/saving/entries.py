@@ -30,7 +30,7 @@ def parameter_entries(
     Args:
         model: model that holds the buffers, and frozen parameters that every rank holds whole.
         units: units of the trainable parameters, which are saved as fp32 masters.
-        everyone: all ranks, of which each holds buffers and such frozen parameters whole.
+        everyone: all ranks of this one's stage, of which each holds buffers and such frozen parameters whole.
         frozen: whether frozen parameters are included.
         frozen_units: units of the frozen parameters that each rank has a slice of, in compute dtype.
     """
@@ -56,16 +56,24 @@ def frozen_entries(model: nn.Module, *, everyone: Holders, frozen_units: Sequenc
 
 
 def wanted_tensors(
-    model: nn.Module, *, whole_shapes: Mapping[str, tuple[int, ...]], frozen: bool = True
+    model: nn.Module,
+    *,
+    whole_shapes: Mapping[str, tuple[int, ...]],
+    stored: Mapping[int, str] | None = None,
+    frozen: bool = True,
 ) -> list[tuple[str, str, tuple[int, ...]]]:
     """Returns (name, role, whole shape) of every parameter and persistent buffer of the model, on whichever rank.
 
     Args:
         model: the model.
         whole_shapes: shapes of the whole parameters of which the model may have parts, by name; see `whole_shapes`.
+        stored: names that parameters are stored under, see `stored_names`; None: those of the model.
         frozen: whether frozen parameters are included.
     """
-    parameters = [(name, param) for name, param in model.named_parameters() if frozen or is_trained(param)]
+    of = stored or {}
+    parameters = [
+        (of.get(id(param), name), param) for name, param in model.named_parameters() if frozen or is_trained(param)
+    ]
     wanted = [(name, "param", whole_shapes.get(name, tuple(param.shape))) for name, param in parameters]
     wanted += [(name, "buffer", tuple(buffer.shape)) for name, buffer in persistent_buffers(model).items()]
     return wanted
@@ -76,18 +84,32 @@ def whole_shapes(units: Sequence[ParamUnit]) -> dict[str, tuple[int, ...]]:
     return {extent.name: extent.whole.shape for unit in units for extent in unit.layout.extents}
 
 
-def tied_names(model: nn.Module, *, frozen: bool = True) -> dict[str, str]:
+def stored_names(model: nn.Module, units: Sequence[ParamUnit] = ()) -> dict[int, str]:
+    """Returns the name that each parameter is stored under, by its id.
+
+    Args:
+        model: the model.
+        units: units of its parameters, which know the names of what several parts of a pipeline use.
+    """
+    found = {id(param): name for name, param in model.named_parameters()}
+    for unit in units:
+        found.update((id(p), extent.name) for p, extent in zip(unit.params, unit.layout.extents, strict=True))
+    return found
+
+
+def tied_names(model: nn.Module, units: Sequence[ParamUnit] = (), *, frozen: bool = True) -> dict[str, str]:
     """Returns the further names of parameters that have several, each with the name it is stored under.
 
     Args:
         model: the model.
+        units: units of its parameters, see `stored_names`.
         frozen: whether frozen parameters are included.
     """
-    first = {id(param): name for name, param in model.named_parameters() if frozen or is_trained(param)}
+    stored = stored_names(model, units)
     return {
-        name: first[id(param)]
+        name: stored[id(param)]
         for name, param in model.named_parameters(remove_duplicate=False)
-        if name != first.get(id(param), name)
+        if name != stored[id(param)] and (frozen or is_trained(param))
     }
 
 

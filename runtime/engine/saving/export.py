@@ -4,7 +4,8 @@ Optimizer states and counters are a checkpoint's business.
 
 [Note: one unit at a time] At stage 3 each unit is gathered, copied to the host by the ranks that want it, and dropped:
 one all-gather a unit, and never more than one unit whole on the device. A dict is the whole model on the host; a
-safetensors file is written as the units come, so there too is never more than one.
+safetensors file is written as the units come, so there too is never more than one. With pipeline stages the first
+rank has the whole model on its host for a file, too.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from ...checkpoint.export.model_files import StreamedModel
 from ...mesh.agree.same import attempt
 from ...mesh.join.groups import ProcessGroupMesh
 from ...zero.access.gathered import GatheredParameters
-from ...zero.access.torn import TornState
+from ...zero.access.whole import ParamAccess
 from ...zero.creation.pretrained import TensorSource, assign, persistent_buffers
 from ...zero.units.cuts import RankPlacement, are_cut
 from ...zero.units.trained import is_trained
 from ..model.sharded import ShardedModel
+from .entries import stored_names
+from .over_stages import WholeNames, of_all_stages
 
 
 class WholeWeights:
@@ -39,19 +42,38 @@ class WholeWeights:
     Args:
         mesh: Ranks that the model is cut over.
         sharded: The model.
-        torn: State that a failed load has left torn.
+        access: Access to its parameters, and what a failed load has left torn.
+        names: Names of the tensors of all pipeline stages.
     """
 
-    def __init__(self, mesh: ProcessGroupMesh, sharded: ShardedModel, torn: TornState) -> None:
+    def __init__(self, mesh: ProcessGroupMesh, sharded: ShardedModel, access: ParamAccess, names: WholeNames) -> None:
         self._mesh = mesh
         self._sharded = sharded
-        self._torn = torn
+        self._access = access
+        self._names = names
+        self._torn = access.torn
+        access.elsewhere, access.loading = names.all_names, mesh.world
 
     def state_dict(self, *, frozen: bool, all_ranks: bool) -> dict[str, Tensor] | None:
         """Returns the whole model's state dict on the CPU, see `Engine.module_state_dict`."""
         _check_no_parts(self._sharded, "engine.module_state_dict")
         self._torn.check("engine.module_state_dict")
-        return _collect(self._sharded, frozen=frozen, wanted=all_ranks or self._mesh.info.rank == 0)
+        return self._collect(frozen=frozen, all_ranks=all_ranks)
+
+    def _collect(self, *, frozen: bool, all_ranks: bool) -> dict[str, Tensor] | None:
+        """Returns the weights of all stages, on rank 0 or on all ranks."""
+        # Of the ranks that have the same parts, the first of each stage meet rank 0 along the pipe axis.
+        wanted = all_ranks or self._mesh.replicas().rank == 0
+        own = _collect(self._sharded, frozen=frozen, wanted=wanted)
+        if own is None:
+            return None
+        stored = stored_names(self._sharded.module, self._sharded.units)
+        by_name = {name: stored.get(id(tensor), name) for name, tensor in _named(self._sharded, frozen=frozen).items()}
+        whole = of_all_stages(own, by_name, self._mesh.pipe, device=self._mesh.device)
+        for name, first in self._names.aliases_of(frozen=frozen).items():
+            if first in whole:
+                whole.setdefault(name, whole[first])
+        return whole if all_ranks or self._mesh.is_first else None
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *, strict: bool) -> None:
         """Sets parameters and buffers, see `Engine.load_module_state_dict`."""
@@ -61,7 +83,13 @@ class WholeWeights:
                 hint="every rank passes the same one; engine.module_state_dict(all_ranks=True) gives it to all ranks",
             )
         sources = {name: TensorSource(value) for name, value in state_dict.items()}
-        assign(self._sharded.module, lambda: sources, where="load_module_state_dict", strict=strict)
+        assign(
+            self._sharded.module,
+            lambda: sources,
+            where="load_module_state_dict",
+            strict=strict,
+            access=self._access,
+        )
 
     def save(
         self,
@@ -95,7 +123,10 @@ class WholeWeights:
                 f"save_16bit_model: max_shard_bytes is {max_shard_bytes}, for {save_filename}",
                 hint="give 1 or more, and a name that ends in .safetensors, such as model.safetensors",
             )
-        if path.suffix == ".safetensors":
+        if path.suffix == ".safetensors" and self._mesh.spec.stages > 1:
+            weights = self._collect(frozen=frozen, all_ranks=False)
+            work = partial(_write_whole, path, weights, shard_bytes=max_shard_bytes)
+        elif path.suffix == ".safetensors":
             writes = self._mesh.info.rank == 0
             work = _stream(self._sharded, path, writes=writes, frozen=frozen, shard_bytes=max_shard_bytes)
         else:
@@ -197,6 +228,16 @@ def _named(sharded: ShardedModel, *, frozen: bool) -> dict[str, Tensor]:
             if name not in transient:
                 found[f"{start}{name}"] = buffer
     return found
+
+
+def _write_whole(path: Path, weights: dict[str, Tensor] | None, *, shard_bytes: int | None) -> None:
+    """Writes what rank 0 has collected, in safetensors."""
+    if weights is None:
+        return
+    saving = StreamedModel(path, weights, shard_bytes=shard_bytes)
+    for name, tensor in weights.items():
+        saving.put(name, tensor)
+    saving.finish()
 
 
 def _write(path: Path, weights: dict[str, Any] | None) -> None:

@@ -30,7 +30,8 @@ from ...optim.states.histories import names_in
 from ...zero.access.torn import StatePart
 from ...zero.params.publisher import publish
 from ..progress import Counters
-from .entries import parameter_entries, unit_entries, wanted_tensors, whole_shapes
+from .entries import parameter_entries, stored_names, unit_entries, wanted_tensors, whole_shapes
+from .persist import LEFT_OUT
 from .randomness import RandomState
 from .resume_state import RNG_ROLE, random_names, restore_random, saved_random
 from .run_state import RunState
@@ -116,8 +117,9 @@ def examine(run: RunState, target: Place, options: LoadOptions, *, copy: Index |
     states = options.optimizer and run.update.optimizer is not None
     if copy is None:
         shapes = whole_shapes([*run.units, *run.sharded.frozen])
-        wanted = wanted_tensors(run.module, whole_shapes=shapes, frozen=frozen)
-        check_fit(index, target, wanted, strict=options.strict)
+        stored = stored_names(run.module, run.units)
+        wanted = wanted_tensors(run.module, whole_shapes=shapes, stored=stored, frozen=frozen)
+        check_fit(index, target, wanted, strict=options.strict, elsewhere=run.names.tensors)
         check_sizes(target, index, sorted(index.files)[run.collectives.rank :: run.collectives.size])
     if states:
         _check_optimizer(run, index, target, whole=copy is None)
@@ -197,7 +199,7 @@ def take_over(run: RunState, found: CheckedCheckpoint, *, progress: Callable[[],
 def _take_over_values(run: RunState, found: CheckedCheckpoint) -> None:
     if found.states:
         run.update.shards.saved.set_options(found.index.values["optimizer"]["groups"])
-        run.update.shards.take_histories(_left_out(found.index))
+        run.update.shards.take_histories(_left_out(run, found.index))
         run.update.loss_scale.load(found.index.values.get("loss_scale"))
     if found.schedule is not None and run.update.scheduler is not None:
         run.update.scheduler.load_state_dict(found.schedule)
@@ -235,7 +237,7 @@ def _check_optimizer(run: RunState, index: Index, target: Place, *, whole: bool)
         raise CheckpointError(f"{target}: its optimizer has {groups} groups; this run's has {here}", hint=hint)
     run.update.shards.saved.check_codes(index.state_roles())
     # Of a copy in memory this host has what its ranks need, which who reads it compares.
-    without = _without_states(index)
+    without = _without_states(run, index)
     problems = [
         Problem(f"{target}: no {role} of `{name}`, which was not trained then", hint)
         for name, role in run.update.shards.saved.wanted_states(index.state_roles())
@@ -245,15 +247,20 @@ def _check_optimizer(run: RunState, index: Index, target: Place, *, whole: bool)
         raise CheckpointError.of(problems)
 
 
-def _left_out(index: Index) -> list[dict[str, Any]]:
-    """Returns which parameters steps have left out, see `Histories`; none in checkpoints of earlier versions."""
-    return index.values["optimizer"].get("left_out", [])
+def _left_out(run: RunState, index: Index) -> list[dict[str, Any]]:
+    """Returns which of this rank's parameters steps have left out, see `Histories`; none in earlier versions' files."""
+    saved = list(index.values["optimizer"].get(LEFT_OUT, []))
+    for values in index.ranks:
+        saved += values.get(LEFT_OUT, [])
+    own = {extent.name for unit in run.units for extent in unit.layout.extents}
+    here = [{**entry, "names": [name for name in entry["names"] if name in own]} for entry in saved]
+    return [entry for entry in here if entry["names"]]
 
 
-def _without_states(index: Index) -> set[str]:
+def _without_states(run: RunState, index: Index) -> set[str]:
     """Returns the parameters that no step has used so far, which may have no states yet."""
     roles = index.state_roles()
-    return {name for name in names_in(_left_out(index)) if all(index.find(name, role) is None for role in roles)}
+    return {name for name in names_in(_left_out(run, index)) if all(index.find(name, role) is None for role in roles)}
 
 
 def _check_schedule(run: RunState, saved: Mapping[str, Any], target: Place) -> None:
@@ -280,8 +287,8 @@ def _read_tensors(
     )
     saved = shards.saved if found.states else None
     if saved is not None:
-        shards.cut_as(_left_out(found.index))
-        roles, without = sorted(found.index.state_roles()), _without_states(found.index)
+        shards.cut_as(_left_out(run, found.index))
+        roles, without = sorted(found.index.state_roles()), _without_states(run, found.index)
         entries += saved.loadable_entries(roles, without=without)
     several = run.collectives.size > 1
     fetch = partial(read, found.index, found.target, others=several, progress=progress)

@@ -29,11 +29,14 @@ from ...checkpoint.staging.sources import AT_ONCE_BYTES, NO_UNIT
 from ...observe.records import RecordWriter
 from ...optim.states.option_values import plain_option
 from ...protocols import Scheduler, StateEntry
-from .entries import frozen_entries, parameter_entries, tied_names
+from .entries import frozen_entries, parameter_entries
 from .git_state import git_state
 from .resume_state import RNG_ROLE, ResumeState, random_entries
 from .run_state import RunState
 
+#: What a checkpoint has of the parameters that steps have left out: among its optimizer's values those of the first
+#: pipeline stage, and of a later one those of its first rank.
+LEFT_OUT = "left_out"
 #: Roles of what is copied at once: forward and the script change it.
 _AT_ONCE = {"buffer", RNG_ROLE, script_state.ROLE}
 
@@ -118,7 +121,7 @@ def _state(
         "optimizer": {
             "type": type(update.optimizer).__name__,
             "groups": update.shards.saved.options() if trains else [],
-            **({"left_out": left_out} if left_out else {}),
+            **({LEFT_OUT: left_out} if left_out else {}),
         },
         "scheduler": None if update.scheduler is None else _schedule(update.scheduler),
         "loss_scale": update.loss_scale.to_json(),
@@ -134,8 +137,8 @@ def _state(
     return SaveRequest(
         entries=entries,
         values=values,
-        rank_values={},
-        aliases=tied_names(module, frozen=frozen),
+        rank_values={LEFT_OUT: left_out} if left_out and _speaks_for_later_stage(run) else {},
+        aliases=run.names.aliases_of(frozen=frozen),
         save_latest=False,
         when_saved=_nobody,
         frozen=frozen_entries(module, everyone=run.everyone, frozen_units=frozen_units) if apart else None,
@@ -144,6 +147,11 @@ def _state(
         watched=list(module.named_parameters()),
         on_drive=run.on_drive,
     )
+
+
+def _speaks_for_later_stage(run: RunState) -> bool:
+    """Whether this rank is the first of a stage whose parameters rank 0 does not have."""
+    return run.mesh.spec.stage_of(run.mesh.info.rank) > 0 and run.mesh.replicas().rank == 0
 
 
 def _units_of(run: RunState, entries: Sequence[StateEntry]) -> list[int | None]:

@@ -18,6 +18,7 @@ from ..compose.data import Data
 from ..model.sharded import ShardedModel
 from ..progress import Progress
 from ..update import Update
+from .over_stages import WholeNames
 
 #: Plain values, arrays and tensors that a script has a checkpoint keep, or a function that returns them in time.
 ClientState = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
@@ -30,6 +31,7 @@ class RunState:
     Attributes:
         mesh: Ranks that the state is cut over, and their device.
         sharded: The model: parameters and buffers.
+        names: Names of the tensors of all pipeline stages.
         update: Optimizer states, schedule and loss scale.
         data: Loader, whose position is saved.
         access: Values that the script has written to parameters, and what a failed load has left.
@@ -40,6 +42,7 @@ class RunState:
 
     mesh: ProcessGroupMesh
     sharded: ShardedModel
+    names: WholeNames
     update: Update
     data: Data
     access: ParamAccess
@@ -64,7 +67,7 @@ class RunState:
 
     @property
     def everyone(self) -> Holders:
-        """All ranks, as holders of what each of them has whole at every stage, such as buffers."""
+        """The ranks of this one's pipeline stage, as holders of what each has whole whatever ZeRO cuts: buffers."""
         spec, replicas = self.mesh.spec, self.mesh.replicas()
         return Holders(spec.wide(spec.replica_axes()), replicas.rank, replicas.size)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -93,8 +94,12 @@ class Backwards:
         self._report.add_tokens(count_tokens(args, kwargs))
         self._memory_watch.begin_forward(self._progress.counters.global_steps + 1, self._memory.kinds)
 
-    def begin(self) -> None:
-        """Prepares a backward that counts, whoever runs it."""
+    def begin(self, *, is_part: bool = False) -> None:
+        """Prepares a backward that counts, whoever runs it.
+
+        Args:
+            is_part: Whether others of the same micro batch follow, through other parts of the model on this rank.
+        """
         self._heartbeat.beat(phase="backward")
         self._compare_forwards()
         self._memory_watch.begin_backward(self._memory.kinds)
@@ -103,7 +108,7 @@ class Backwards:
             # What a script has written may be put back before the step, so masters that lack it are left alone here.
             lacks = writes.are_due()
             away.settle()  # gradients go where the last update has taken them from
-            begins = self._progress.answers.is_gradient_accumulation_boundary() and not lacks
+            begins = self._progress.answers.is_gradient_accumulation_boundary() and not lacks and not is_part
             away.expect(1.0 / self.loss_scale if begins else None)
 
     def run(self, loss: Tensor, *, retain_graph: bool) -> None:
@@ -113,15 +118,64 @@ class Backwards:
             loss: Scalar with a graph, before the loss scale.
             retain_graph: Whether the graph is kept for another backward.
         """
-        self.begin()
+        self.run_from([self.with_loss_scale(loss)], [None], retain_graph=retain_graph)
+
+    def run_from(
+        self,
+        outputs: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
+        *,
+        retain_graph: bool = False,
+        units: Collection[int] | None = None,
+        is_part: bool = False,
+    ) -> None:
+        """Runs the backward of a part of the model, and takes its gradients.
+
+        Args:
+            outputs: Tensors with a graph that it begins at; none: the units get zeros.
+            grads: Gradient of each, times the loss scale; None for a scalar that the loss scale has been taken into.
+            retain_graph: Whether the graph is kept for another backward.
+            units: Numbers of the units that the backward can come to; None: all.
+            is_part: Whether gradients of the same micro batch follow.
+        """
+
+        def compute() -> None:
+            if outputs:
+                torch.autograd.backward(outputs, grads, retain_graph=retain_graph)
+
+        self._run(compute, retain_graph=retain_graph, units=units, is_part=is_part or units is not None)
+
+    def run_put_off(self, compute: Callable[[], None], *, units: Collection[int] | None) -> None:
+        """Takes gradients that an earlier backward has put off.
+
+        Args:
+            compute: Function that adds them to `grad` of the parameters.
+            units: Numbers of the units that they can be of; None: all.
+        """
+        self._run(compute, retain_graph=False, units=units, is_part=True, opens_all=True)
+
+    def _run(
+        self,
+        compute: Callable[[], None],
+        *,
+        retain_graph: bool,
+        units: Collection[int] | None,
+        is_part: bool,
+        opens_all: bool = False,
+    ) -> None:
+        self.begin(is_part=is_part)
         with self._guard.explaining():
             self._hooks.before_backward(
-                retain_graph=retain_graph, reduce=not self._progress.open_no_sync, strays=self.stray_factor()
+                retain_graph=retain_graph,
+                reduce=not self._progress.open_no_sync,
+                strays=self.stray_factor(),
+                units=units,
+                opens_all=opens_all,
             )
             try:
                 # The order of nodes is what the hooks rest on, see [Note: one ready queue] in zero/hooks/unit_calls.py.
                 with engines_own_backward(), torch.autograd.set_multithreading_enabled(False):
-                    self.with_loss_scale(loss).backward(retain_graph=retain_graph)
+                    compute()
             except BaseException:
                 self._hooks.abandon_backward()
                 raise

@@ -21,19 +21,29 @@ from .differences import Difference, first_difference
 _TOLD_BYTES = 1024
 
 
-def check_agreement(facts: Mapping[str, object], collectives: Collectives, *, device: torch.device) -> None:
-    """Raises on every rank where a rank's facts differ from rank 0's; one all-gather of 32 bytes a fact and rank.
+def check_agreement(
+    facts: Mapping[str, object],
+    collectives: Collectives,
+    *,
+    device: torch.device,
+    ranks: Sequence[int] = (),
+    whose: str = "",
+) -> None:
+    """Raises on every rank where a rank's facts differ from the first's; one all-gather of 32 bytes a fact and rank.
 
-    Where they differ, rank 0's facts are broadcast, and each rank tells the first difference from its own.
+    Where they differ, the first rank's facts are broadcast, and each rank tells the first difference from its own.
 
     Args:
         facts: name of a fact to a value that JSON can hold, see `differences`; the same names on every rank.
         collectives: the axis to compare over; every rank must call.
         device: device of the collectives' tensors.
+        ranks: numbers in the job of the axis' ranks; empty where these are all ranks of the job.
+        whose: text that follows `the ranks` in the error.
 
     Raises:
         ModelError: naming each fact that differs, the ranks that differ in it, and the first place with both values.
     """
+    numbers = list(ranks) or list(range(collectives.size))
     texts = [json.dumps(value, sort_keys=True).encode() for value in facts.values()]
     digests = b"".join(hashlib.sha256(text).digest() for text in texts)
     everyone = _gather(digests, collectives, device=device, label="model and config digests")
@@ -42,7 +52,7 @@ def check_agreement(facts: Mapping[str, object], collectives: Collectives, *, de
     told: set[tuple[str, ...]] = set()
     for number, name in enumerate(facts):
         if any(row[number] != table[0][number] for row in table):
-            for difference, odd in _differences(name, texts[number], collectives, device=device).items():
+            for difference, odd in _differences(name, texts[number], collectives, numbers, device=device).items():
                 # Several facts list the same things: one that is missing in all of them is told once.
                 if (difference, *odd) not in told:
                     differences.append(f"rank {', '.join(odd)} in {name}: {difference}")
@@ -50,15 +60,17 @@ def check_agreement(facts: Mapping[str, object], collectives: Collectives, *, de
                     told.add((difference, *odd))
     if differences:
         raise ModelError(
-            f"the ranks do not agree with rank 0: {'; '.join(differences)}",
+            f"the ranks{whose} do not agree with rank {numbers[0]}: {'; '.join(differences)}",
             hint="build the same model from the same config on every rank, and give each the whole training_data, "
             "which the loader shares out",
         )
 
 
-def _differences(name: str, mine: bytes, collectives: Collectives, *, device: torch.device) -> dict[str, list[str]]:
-    """Returns where ranks differ from rank 0 in one fact, and which; ranks that differ alike are named together."""
-    label = f"what {name} is on rank 0"
+def _differences(
+    name: str, mine: bytes, collectives: Collectives, numbers: Sequence[int], *, device: torch.device
+) -> dict[str, list[str]]:
+    """Returns where ranks differ from the first in one fact, and which; ranks that differ alike are named together."""
+    label = f"what {name} is on rank {numbers[0]}"
     length = torch.tensor([len(mine)], dtype=torch.int64, device=device)
     collectives.broadcast(length, source=0, label=label).wait()
     with collectives.reading(label):
@@ -70,19 +82,19 @@ def _differences(name: str, mine: bytes, collectives: Collectives, *, device: to
     with collectives.reading(label):
         first = bytes(text.tolist())
     found = first_difference(json.loads(first), json.loads(mine))
-    words = "" if found is None else _words(found)
+    words = "" if found is None else _words(found, numbers[0])
     told = _gather(words.encode()[:_TOLD_BYTES].ljust(_TOLD_BYTES, b"\0"), collectives, device=device, label=label)
-    ranks: dict[str, list[str]] = {}
+    by_difference: dict[str, list[str]] = {}
     for rank, row in enumerate(told):
         difference = row.rstrip(b"\0").decode("utf-8", "replace")
         if difference:
-            ranks.setdefault(difference, []).append(str(rank))
-    return ranks
+            by_difference.setdefault(difference, []).append(str(numbers[rank]))
+    return by_difference
 
 
-def _words(found: Difference) -> str:
+def _words(found: Difference, first: int) -> str:
     path = f"`{found.path}` " if found.path else ""
-    return f"{path}is {found.first} on rank 0 and {found.second} there"
+    return f"{path}is {found.first} on rank {first} and {found.second} there"
 
 
 def _gather(mine: bytes, collectives: Collectives, *, device: torch.device, label: str) -> list[bytes]:

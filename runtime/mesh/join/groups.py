@@ -37,6 +37,9 @@ from ..collectives import Collectives, Traffic, WaitObserver
 from ..host_memory.collectives import SharedMemoryCollectives, exchange_over
 from ..host_memory.segments import find_hosts
 from ..host_memory.several_hosts import HierarchicalCollectives
+from ..point_to_point.alone import AlonePointToPoint
+from ..point_to_point.links import PointToPoint
+from ..point_to_point.make import LinkPurpose, make_links
 from ..step_position import Where
 from .backends import Backend, backend_of, choose_backend, idle_gpus_text, order_warning, serves
 from .gpus import claim_gpu, gpu_name
@@ -91,6 +94,9 @@ class ProcessGroupMesh:
         backend: the collectives' library.
         views: collectives of this rank and its peers on some axes, by those of the axes that have several ranks.
         where: the step this rank is in, as errors of all collectives name it.
+        among: function that makes collectives of some ranks, ascending, which all call it.
+        stages: collectives that `among` has made, by their ranks.
+        links: messages between this rank and its peers in the role `pipe`.
     """
 
     spec: MeshSpec
@@ -99,6 +105,9 @@ class ProcessGroupMesh:
     backend: Backend
     views: Mapping[tuple[str, ...], Collectives]
     where: Where
+    among: Callable[[tuple[int, ...]], Collectives] = lambda ranks: AloneCollectives()
+    stages: dict[tuple[int, ...], Collectives] = field(default_factory=dict[tuple[int, ...], Collectives])
+    links: PointToPoint = field(default_factory=AlonePointToPoint)
 
     def over(self, axes: Collection[str]) -> Collectives:
         """Returns the collectives of the ranks that differ from this one on some axes alone; see `MeshSpec.views`."""
@@ -112,23 +121,61 @@ class ProcessGroupMesh:
         """
         return self.over(self.spec.replica_axes(cut_over))
 
+    def replicas_over(self, cut_over: Collection[str], stages: Collection[int]) -> Collectives:
+        """Returns those of the ranks that hold the same elements of a parameter which several pipeline stages use.
+
+        Makes them the first time: all of these ranks call, in one order where they have several such sets of ranks.
+
+        Args:
+            cut_over: axes that the parameter is cut along.
+            stages: stages that use it; none: it is this rank's stage's alone.
+        """
+        if not stages:
+            return self.replicas(cut_over)
+        ranks = self.spec.replicas_over(self.info.rank, cut_over, stages)
+        return self._of_ranks(ranks)
+
+    def ties_over(self, stages: Collection[int]) -> Collectives:
+        """Returns those of the ranks that have the same samples, and a parameter which several pipeline stages use.
+
+        Makes them the first time, see `replicas_over`.
+
+        Args:
+            stages: stages that use it.
+        """
+        peers = self.spec.peers(self.info.rank, self.spec.role_axes("pipe"))
+        return self._of_ranks(tuple(rank for rank in peers if self.spec.stage_of(rank) in stages))
+
+    def _of_ranks(self, ranks: tuple[int, ...]) -> Collectives:
+        for view, collectives in self.views.items():
+            if self.spec.peers(self.info.rank, view) == ranks:
+                return collectives
+        if ranks not in self.stages:
+            self.stages[ranks] = self.among(ranks)
+        return self.stages[ranks]
+
     @property
     def is_first(self) -> bool:
         """Whether this rank speaks for the job."""
         return self.info.rank == 0
 
-    @property
-    def counts_samples(self) -> bool:
-        """Whether this rank's samples and losses count: of ranks that share them, the first one's do."""
-        batch, here = self.spec.role_axes("batch"), self.spec.coordinate(self.info.rank)
-        return all(index == 0 for name, index in here.items() if name not in batch)
+    def counts_samples(self, stage: int) -> bool:
+        """Whether this rank's samples and losses count: of ranks that share them, the first one's of one stage.
+
+        Args:
+            stage: pipeline stage that has the losses.
+        """
+        spec, here = self.spec, self.spec.coordinate(self.info.rank)
+        others = (*spec.role_axes("batch"), *spec.role_axes("pipe"))
+        has_losses = spec.stage_of(self.info.rank) == stage
+        return has_losses and all(index == 0 for name, index in here.items() if name not in others)
 
     def traffic(self) -> Traffic:
         """Returns what this rank has moved in all its roles; these numbers stand still."""
         total = Traffic()
-        for collectives in self.views.values():
-            total.calls.update(collectives.traffic.calls)
-            total.bytes.update(collectives.traffic.bytes)
+        for part in (*self.views.values(), *self.stages.values(), self.links):
+            total.calls.update(part.traffic.calls)
+            total.bytes.update(part.traffic.bytes)
         return total
 
     @property
@@ -304,6 +351,13 @@ def _leave_at_exit(collectives: Sequence[weakref.ref[C10dCollectives]], mesh: we
         dist.destroy_process_group()
 
 
+def _close_at_exit(links: weakref.ref[PointToPoint], process: int) -> None:
+    """Closes links at exit, before the groups that they are on are let go of."""
+    found = links()
+    if found is not None and os.getpid() == process:
+        found.close()
+
+
 def _check_nonce(store: Store, nonce: str, info: RankInfo, *, timeout_s: float) -> None:
     """Raises where the store is not this job's: its ranks would wait for, or disturb, those of another job.
 
@@ -408,7 +462,32 @@ def make_mesh(
         )
     atexit.register(_leave_at_exit, [weakref.ref(axis) for axis in bound.values()], weakref.ref(where), os.getpid())
     views = {view: bound[view] if view in bound else AloneCollectives() for view in spec.views()}
-    return ProcessGroupMesh(spec, info, device, backend, views, where)
+    pipe = spec.wide(spec.role_axes("pipe"))
+
+    def make_group_of_links(purpose: LinkPurpose) -> dist.ProcessGroup:
+        keys.append(GroupKey("gloo" if purpose == "heads" else backend, purpose, spec.peers(info.rank, pipe)))
+        return use.groups.take(keys[-1], spec.groups(pipe))
+
+    links = make_links(
+        groups[pipe] if pipe else None, observer, where=where, device=device, make_group=make_group_of_links
+    )
+    atexit.register(_close_at_exit, weakref.ref(links), os.getpid())
+
+    def among(ranks: tuple[int, ...]) -> Collectives:
+        if len(ranks) == 1:
+            return AloneCollectives()
+        group = take_inside(ranks)
+        made: C10dCollectives
+        if backend == "nccl":
+            made = C10dCollectives(group, observer, where=where, device=device)
+        else:
+            made = _over_shared_memory(group, observer, where, take_inside) or GlooCollectives(
+                group, observer, reductions=group, where=where, device=torch.device("cpu")
+            )
+        atexit.register(_leave_at_exit, [weakref.ref(made)], weakref.ref(where), os.getpid())
+        return made
+
+    return ProcessGroupMesh(spec, info, device, backend, views, where, among, links=links)
 
 
 def separate_reductions(mesh: ProcessGroupMesh) -> None:
@@ -446,13 +525,15 @@ def leave(mesh: ProcessGroupMesh) -> None:
     use = _uses.get(_world())
     if use is None or mesh.where not in use.meshes:
         return
-    axes = [axis for axis in mesh.views.values() if isinstance(axis, C10dCollectives)]
+    everyone = (*mesh.views.values(), *mesh.stages.values())
+    axes = [axis for axis in everyone if isinstance(axis, C10dCollectives)]
     if use.last_leave is None:
         may_end = True
         is_idle = all(axis.is_idle for axis in axes)
     else:
         is_idle = may_end = sys.exc_info()[0] is None and all(axis.becomes_idle(patience_s=PATIENCE_S) for axis in axes)
     # A thread of a group that outlives the interpreter aborts the process, so nothing may hold the groups on.
+    mesh.links.close()
     for axis in axes:
         axis.close()
     keys = use.meshes.pop(mesh.where)

@@ -36,11 +36,12 @@ from typing import Literal
 import torch.distributed as dist
 
 from ...compat import backends_of, new_named_group
+from ..point_to_point.make import LinkPurpose
 from .backends import Backend
 
-#: The same ranks may have several groups: one for everything, another for sums alone, and one to share memory by, of
-#: those ranks of an axis that are on one host.
-Purpose = Literal["all", "reductions", "host"]
+#: The same ranks may have several groups: one for everything, another for sums alone, one to share memory by, of those
+#: ranks of an axis that are on one host, and those for messages between two.
+Purpose = Literal["all", "reductions", "host"] | LinkPurpose
 
 
 @dataclass(frozen=True, slots=True)

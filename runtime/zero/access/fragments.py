@@ -7,6 +7,7 @@
   everything. Setting publishes it, so that is collective at stages 1 to 3.
 - None: the tensor is no trainable parameter of an engine, there is no such state (yet), or no backward has left a
   gradient since the last step. What is not there cannot be set. All ranks get None, or none does.
+With pipeline stages `every rank` are those that have the parameter.
 Gradients are the mean over the ranks, summed over the micro steps of the global batch so far, before clipping.
 Where some stay on their rank, inside `engine.no_sync` at stages 0 and 1, getting is collective: an all-reduce of
 the tensor.
@@ -32,6 +33,7 @@ from dsrun.errors import ModelError
 from ..partition_parameters import home_of
 from ..units.unit import ParamUnit
 from .pieces import UnitHome
+from .script_writes import refuse_tied
 from .whole import ParamAccess
 
 
@@ -61,11 +63,10 @@ def safe_get_full_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor
     if home is None:
         return None
     mine = _state(home, optim_state_key)
-    access = home.access
-    there = torch.tensor([int(mine is not None)], device=_unit(home).device)
-    if access.pieces.plan.shard_optimizer:
-        access.pieces.collectives.all_reduce(there, op="max", label="optimizer states").wait()
-    with access.pieces.collectives.reading("optimizer states"):
+    there, replicas = torch.tensor([int(mine is not None)], device=_unit(home).device), _unit(home).replicas
+    if home.access.pieces.plan.shard_optimizer:
+        replicas.all_reduce(there, op="max", label="optimizer states").wait()
+    with replicas.reading("optimizer states"):
         found = bool(there.item())
     if not found:
         return None
@@ -268,6 +269,7 @@ def _settable(param: Tensor, value: Tensor, who: str) -> UnitHome:
             hint="pass the whole value; `safe_set_local_*` take this rank's piece",
         )
     home.access.check_closed(home, who)
+    refuse_tied(home, who)
     return home
 
 
@@ -299,6 +301,7 @@ def _local(home: UnitHome, owned: Tensor) -> Tensor:
 
 def _local_target(home: UnitHome, owned: Tensor, value: Tensor, who: str) -> Tensor | None:
     """Returns what `value` shall be written to; None where the rank has no piece."""
+    refuse_tied(home, who)
     piece = _piece(home, owned)
     numel = 0 if piece is None else piece[1].numel()
     if value.numel() != numel:

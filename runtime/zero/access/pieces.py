@@ -427,7 +427,7 @@ class Pieces:
             if rank == unit.replicas.rank:
                 assert mine is not None, "a rank knows its own pieces"
                 target.copy_(mine)
-            pending.append(unit.replicas.broadcast(target, source=rank, label=f"`{home.name}`"))
+            pending.append(unit.replicas.broadcast(target, source=rank, label=f"`{extent.name}`"))
         return whole.view(extent.shape), pending
 
     def hand_over(self, home: UnitHome, replicas: Collectives) -> Tensor:

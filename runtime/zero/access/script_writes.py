@@ -61,7 +61,12 @@ class ScriptWrites:
             unit.on_write = self.take_from_slot if pieces.plan.shard_parameters else None
 
     def note(self, home: UnitHome) -> None:
-        """What forward reads of a parameter has been written, and its master has not."""
+        """What forward reads of a parameter has been written, and its master has not.
+
+        Raises:
+            ModelError: other pipeline stages use the parameter, and have not been given the value.
+        """
+        refuse_tied(home, "model")
         self._written.add(home.number)
         self._due[home.number] = home
 
@@ -152,6 +157,20 @@ class ScriptWrites:
                 "others, so the ranks have no common model",
                 hint="write the same on every rank, or inside dsrun.zero.GatheredParameters with modifier_rank",
             )
+
+
+def refuse_tied(home: UnitHome, who: str) -> None:
+    """Refuses a new value that the ranks of one pipeline stage get of a parameter which others use too.
+
+    Raises:
+        ModelError: naming the parameter and the stages.
+    """
+    stages = () if home.unit is None else home.unit.placement.stages
+    if stages:
+        raise ModelError(
+            f"{who}: `{home.name}` is written to, and pipeline stages {' and '.join(map(str, stages))} use it",
+            hint="engine.load_module_state_dict gives all stages the new value; or write to it before dsrun.initialize",
+        )
 
 
 def _refuse_alias(home: UnitHome) -> NoReturn:

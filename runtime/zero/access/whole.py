@@ -43,7 +43,7 @@ from ..units.tier import gather
 from ..units.unit import ParamUnit
 from ..units.write_watch import version_of
 from .pieces import Pieces, UnitHome
-from .script_writes import ScriptWrites
+from .script_writes import ScriptWrites, refuse_tied
 from .torn import TornState
 
 
@@ -66,6 +66,8 @@ class ParamAccess(OwnerGroup):
 
     Attributes:
         torn: record of the parts of the engine's state that a failed load has left part old, part new.
+        elsewhere: names of tensors that other pipeline stages have.
+        loading: ranks that take values by name together: all that have a part of the model.
     """
 
     def __init__(
@@ -88,6 +90,8 @@ class ParamAccess(OwnerGroup):
         self._compares = compares
         self.device = device
         self.pieces = Pieces(plan, collectives, store, fence)
+        self.elsewhere: Collection[str] = frozenset()
+        self.loading = collectives
         self.reducer = reducer
         self.optimizer = optimizer
         self._running = running
@@ -162,7 +166,7 @@ class ParamAccess(OwnerGroup):
 
         Raises:
             ModelError: inside a forward or a backward, whose values are not to be moved under its feet; or one rank's
-                values are to be all ranks', and those have other parts.
+                values are to be all ranks', and those have other parts, or are not all that have the parameter.
         """
         self.check_quiet("GatheredParameters")
         if writes:
@@ -174,6 +178,8 @@ class ParamAccess(OwnerGroup):
             )
             if problems:
                 raise ModelError.of(problems)
+            for home in homes:
+                refuse_tied(home, "GatheredParameters")
         settle_all(homes)
         self.writes.are_due()
         if writes:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,7 +83,14 @@ class TensorSource:
         return self.tensor.detach().reshape(-1)[start:stop]
 
 
-def assign(model: nn.Module, find: Callable[[], Mapping[str, Source]], *, where: str, strict: bool) -> None:
+def assign(
+    model: nn.Module,
+    find: Callable[[], Mapping[str, Source]],
+    *,
+    where: str,
+    strict: bool,
+    access: ParamAccess | None = None,
+) -> None:
     """Sets parameters and persistent buffers by name; every rank must call where an engine has the model.
 
     Enters two all-reduces of two numbers, and one all-gather a unit at stages 1 and 2, where an engine has the model.
@@ -93,16 +100,18 @@ def assign(model: nn.Module, find: Callable[[], Mapping[str, Source]], *, where:
         find: function that returns the values by name.
         where: origin of the values, for messages.
         strict: whether the source must have all parameters and persistent buffers, and no others, as for
-            `load_pretrained`.
+            `load_pretrained`; with pipeline stages each rank looks for those of its own, and knows the others by name.
+        access: access of the engine that has the model; None: that of its parameters, if they have one.
 
     Raises:
         CheckpointError: as for `load_pretrained`.
     """
-    params = _parameter_names(model)
+    params = [(param, _with_stored_name(param, names)) for param, names in _parameter_names(model)]
     buffers = list(_buffer_places(model).values())
     shapes = [(names, tuple(param.shape)) for param, names in params]
     shapes += [(list(places), tuple(buffer.shape)) for buffer, places in buffers]
     homes = [home for param, _ in params if isinstance(home := home_of(param), UnitHome)]
+    access = homes[0].access if access is None and homes else access
     names_of = {id(home): names for param, names in params if isinstance(home := home_of(param), UnitHome)}
 
     def look() -> Mapping[str, Source]:
@@ -115,7 +124,8 @@ def assign(model: nn.Module, find: Callable[[], Mapping[str, Source]], *, where:
         )
         if problems:
             raise CheckpointError.of(problems)
-        _check_fit(shapes, sources, where=where, strict=strict)
+        elsewhere = () if access is None else access.elsewhere
+        _check_fit(shapes, sources, where=where, strict=strict, elsewhere=elsewhere)
         for home in homes:
             if _first(names_of[id(home)], sources) is not None:
                 home.access.check_closed(home, where)
@@ -131,13 +141,10 @@ def assign(model: nn.Module, find: Callable[[], Mapping[str, Source]], *, where:
             if name is not None:
                 _set_buffer(buffer, places, sources[name])
 
-    if not homes:
+    if access is None:
         work(look())
         return
-    access: ParamAccess = homes[0].access
-    together = partial(
-        all_or_none, collectives=access.pieces.collectives, device=access.device, label="load", where=where
-    )
+    together = partial(all_or_none, collectives=access.loading, device=access.device, label="load", where=where)
     sources = together(look)
     with access.torn.replacing(WEIGHTS, where=where, whole=strict):
         together(partial(work, sources))
@@ -169,12 +176,24 @@ def _parameter_names(model: nn.Module) -> list[tuple[nn.Parameter, list[str]]]:
     return list(found.values())
 
 
+def _with_stored_name(param: nn.Parameter, names: list[str]) -> list[str]:
+    """Returns the names of a parameter, with that of its first use where other pipeline stages use it."""
+    home = home_of(param)
+    stored = home.extent.name if isinstance(home, UnitHome) and home.extent is not None else None
+    return names if stored is None or stored in names else [*names, stored]
+
+
 def _first(names: list[str], sources: Mapping[str, Source]) -> str | None:
     return next((name for name in names if name in sources), None)
 
 
 def _check_fit(
-    tensors: list[tuple[list[str], tuple[int, ...]]], sources: Mapping[str, Source], *, where: str, strict: bool
+    tensors: list[tuple[list[str], tuple[int, ...]]],
+    sources: Mapping[str, Source],
+    *,
+    where: str,
+    strict: bool,
+    elsewhere: Collection[str],
 ) -> None:
     problems: list[Problem] = []
     for names, shape in tensors:
@@ -185,7 +204,7 @@ def _check_fit(
         elif sources[name].shape != shape:
             problems.append(Problem(f"{where}: `{name}` has shape {sources[name].shape}; the model's has {shape}"))
     if strict:
-        known = {name for names, _ in tensors for name in names}
+        known = {*elsewhere, *(name for names, _ in tensors for name in names)}
         problems += [Problem(f"{where}: `{name}` is not in the model") for name in sources if name not in known]
     if problems:
         hint = "these are the weights of another model; strict=False takes what fits by name"

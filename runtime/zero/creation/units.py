@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,7 +15,7 @@ from ...precision.policy import PrecisionPolicy
 from ..params.slots import in_dtype
 from ..params.slotted import SlottedStore
 from ..params.store import ParamStore, ResidentStore
-from ..units.cuts import in_cut
+from ..units.cuts import RankPlacement, in_cut
 from ..units.find import UnitSpec
 from ..units.plan import ZeroPlan
 from ..units.unit import ParamUnit, group_by
@@ -27,7 +27,7 @@ from .values import check_not_copies, check_parts_are_here
 def build_units(
     specs: Sequence[UnitSpec],
     plan: ZeroPlan,
-    replicas_of: Callable[[Collection[str]], Collectives],
+    replicas_of: Callable[[RankPlacement], Collectives],
     *,
     precision: PrecisionPolicy,
     device: torch.device,
@@ -44,7 +44,7 @@ def build_units(
     Args:
         specs: the units found in the model.
         plan: plan of what is sharded.
-        replicas_of: function that returns the ranks that hold the same elements, of the axes that a unit is cut along.
+        replicas_of: function that returns the ranks that hold the same elements, of the placement of a unit.
         precision: dtypes of parameters and masters.
         device: device of the buffers.
         group_of: id of a parameter to the number of its optimizer group.
@@ -58,7 +58,7 @@ def build_units(
         check_not_copies(spec)
         check_parts_are_here([(name, param, spec.placement) for name, param in spec.params])
     units = [
-        ParamUnit(group_by(spec, group_of), replicas_of(spec.placement.cut_over), index=index)
+        ParamUnit(group_by(spec, group_of), replicas_of(spec.placement), index=index)
         for index, spec in enumerate(specs)
     ]
     memory = memory or Arenas()

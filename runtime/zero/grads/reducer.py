@@ -15,6 +15,12 @@ See docs/decisions/0004-reduce-every-micro-step.md. A script may ask for it (`en
 buffer of its own, gradients of such a micro step *stay* there, in the parameters' dtype, and the next reduction takes
 their sum.
 
+[Note: reduce once an update]
+The other policy: gradients are summed up in fp32 on each rank (`local_sums.py`), and one reduction an update takes the
+sums. Stages of ZeRO agree bit for bit under it too, but not with the first policy. Under a pipeline a chunk's backward
+is a micro step of its units alone, and each micro batch takes one for every chunk.
+See docs/decisions/0068-reduce-once-an-update.md.
+
 [Note: scale of a micro step]
 A backward of the script's own runs on its loss as it is, where the engine's runs on the loss divided by the
 accumulation steps. Its gradients are divided when they are added to the sums, in fp32: this reaches all of them,
@@ -29,7 +35,7 @@ unit's reduction is an error, and so is every stray where the parameters need no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -45,6 +51,7 @@ from ...memory.arenas import Arenas
 from ...mesh.collectives import Collectives, Pending, own_slice
 from ..params.slots import allocate_slots, in_dtype
 from ..units.unit import ParamUnit, zeros_for
+from .local_sums import LocalSums
 from .sums import GradSums, ResidentSums
 from .unused import UnusedParameters
 
@@ -108,6 +115,8 @@ class GradReducer:
             work on them meanwhile. Otherwise they go when their memory is wanted, at the latest at the end.
         memory: arenas that the buffers are reserved in; None: in arenas of their own.
         notes_unused: note which parameters get no gradient; else nobody knows.
+        once_an_update: whether gradients are reduced once an update, see [Note: reduce once an update]; False: after
+            every micro step.
 
     Attributes:
         sums: sums that reduced gradients are added to: those of the argument, or the units' `grad_sum`s.
@@ -131,8 +140,10 @@ class GradReducer:
         sums_early: bool = False,
         memory: Arenas | None = None,
         notes_unused: bool = True,
+        once_an_update: bool = False,
     ) -> None:
         self.sums: GradSums = ResidentSums(units) if sums is None else sums
+        sums_here = sums is None
         memory = Arenas() if memory is None else memory
         first = units[0].params[0] if units else torch.empty(0)  # no unit, no gradient
         zeros = zeros_for(units, collectives)
@@ -178,11 +189,21 @@ class GradReducer:
         self._moved_out = memory.growing(
             "moved-out gradients", lambda numel: torch.zeros(numel, dtype=first.dtype, device=first.device)
         )
-        self._may_stay = not shard_gradients
+        # Gradients of a unit that no other rank has are whole sums at once, without traffic.
+        # But where sums go elsewhere, all come in one dtype.
+        shared = [unit for unit in units if once_an_update and unit.replicas.size > 1]
+        local = units if shared and not sums_here else shared
+        self._local = LocalSums(local, in_place=sums_here, device=first.device, memory=memory)
+        self._comm_dtype = comm_dtype
+        self._once: list[tuple[ParamUnit, Tensor, Pending]] = []  # reductions of sums that are under way
+        self._may_stay = not shard_gradients and not once_an_update
         self._stays = False  # what this micro step finds is not reduced yet
         self._scale = 1.0  # of this micro step's gradients, see [Note: scale of a micro step]
         self._unreduced: set[int] = set()  # units whose buffer holds gradients of earlier micro steps
         self._used: set[int] = set()
+        self._turn: list[ParamUnit] = []  # units of this micro step, in the order of reductions
+        self._begun: set[int] = set()  # units with a sum in this global batch
+        self._had_sums = False  # when this micro step began
         self._cursor = 0
         self._summed = 0  # how many units of the canonical order are known to be added, where that is done early
         self._sums_early = sums_early
@@ -198,9 +219,18 @@ class GradReducer:
         return list(self._canonical)
 
     @property
+    def bytes_summed_here(self) -> int:
+        """Bytes of the sums of whole units that wait for one reduction an update, beside all other sums."""
+        return self._local.nbytes
+
+    def summed_here(self) -> list[Tensor]:
+        """Returns the buffers of these sums; not to be written to."""
+        return self._local.buffers()
+
+    @property
     def has_unreduced(self) -> bool:
         """Whether there are gradients of earlier micro steps that no reduction has taken."""
-        return bool(self._unreduced)
+        return bool(self._unreduced or self._once) or self._local.has_any
 
     @property
     def has_strays(self) -> bool:
@@ -212,6 +242,7 @@ class GradReducer:
         *,
         order: Callable[[], Sequence[ParamUnit]],
         used: Sequence[ParamUnit],
+        units: Collection[int] | None = None,
         reduce: bool = True,
         scale: float = 1.0,
         strays: float | None = 1.0,
@@ -222,6 +253,7 @@ class GradReducer:
             order: function that returns the units in the order of their first forward on this rank; called only the
                 first time. Frozen units are left out.
             used: units that can get gradients on this rank.
+            units: numbers of the units that the micro step is one of; the same on all ranks that have them. None: all.
             reduce: False: the gradients may stay where they are until a later reduction; on all ranks alike.
             scale: factor that gradients are multiplied by when they are added, see [Note: scale of a micro step].
             strays: factor that gradients which exist already are multiplied by before `scale`, see [Note: strays];
@@ -240,6 +272,8 @@ class GradReducer:
         self.used_factor = None
         if not self._canonical:
             self._canonical = self._agree_on_order([unit for unit in order() if unit.trains])
+        self._turn = [unit for unit in self._canonical if units is None or unit.index in units]
+        self._had_sums = self.has_sums or self._local.has_any
         self._used = {unit.index for unit in used}
         if self.unused is not None:
             self.unused.begin()
@@ -314,7 +348,7 @@ class GradReducer:
         Raises:
             ModelError: a gradient came after its unit's reduction, see [Note: strays].
         """
-        for unit in self._canonical:
+        for unit in self._turn:
             if self._progress[unit.index].phase is _Phase.IDLE and unit.has_grads:
                 self.open(unit)
             self.complete(unit)
@@ -326,22 +360,77 @@ class GradReducer:
                 for index in self._unreduced:
                     self._progress[index].flat.mul_(self._scale)
         else:
-            for unit in self._canonical:
+            for unit in self._turn:
                 self._accumulate(unit)
             self._unreduced.clear()
-            self.has_sums = True
+            self.has_sums = self.has_sums or bool(self._begun)
         for progress in self._progress:
             progress.phase = _Phase.IDLE
         self._cursor = self._summed = 0
         self._holder.clear()
-        for unit in self._canonical:
+        for unit in self._turn:
             if unit.has_grads:
                 _refuse_stray(unit, "after the backward of its forward had ended")
 
     def reduce_unreduced(self, *, strays: float | None = 1.0) -> None:
         """Reduces the gradients of earlier micro steps, and strays, without those of another backward; see `begin`."""
-        self.begin(order=tuple, used=(), strays=strays)
-        self.finish()
+        if self._unreduced or self.has_strays:
+            self.begin(order=tuple, used=(), strays=strays)
+            self.finish()
+        self.reduce_local(self._local.begun)
+        self._end_once()
+
+    def reduce_local(self, units: Collection[int]) -> None:
+        """Begins to reduce what micro steps have summed up on each rank, see [Note: reduce once an update].
+
+        Of these units no gradient may come before the update. All ranks that have them must call alike; does nothing
+        for those whose gradients are reduced after every micro step.
+
+        Args:
+            units: numbers of the units.
+        """
+        chosen = [unit for unit in self._canonical if unit.index in units and unit.index in self._local]
+        # Ranks of different stages meet in the reduction of what they share: last, and in one order on all of them.
+        for unit in sorted(chosen, key=lambda unit: (bool(unit.placement.stages), _tied_name(unit))):
+            sent = self._local.take(unit.index)
+            if unit.ties is not None:
+                # The uses of one sample first, and then the samples, for whom the first stage speaks.
+                unit.ties.all_reduce(sent, label=unit.label).wait()
+                if unit.ties.rank:
+                    sent.zero_()
+            wire = unit.comm_dtype or self._comm_dtype
+            if wire is not None and wire != sent.dtype:
+                sent = sent.to(wire)
+            if unit.divide_before != 1.0:
+                sent.div_(unit.divide_before)
+            reduce = unit.replicas.reduce_scatter if self._shard_optimizer else unit.replicas.all_reduce
+            self._once.append((unit, sent, reduce(sent, label=unit.label)))
+
+    def add(self, unit: ParamUnit, start: int, grads_N: Tensor) -> None:
+        """Adds gradients of this rank to a unit's sum, as a micro step would have; before the update's reduction.
+
+        Args:
+            unit: unit that no other rank has, or whose gradients are reduced once an update.
+            start: first element in the unit's buffer.
+            grads_N: fp32, flat.
+        """
+        if unit.index in self._local:
+            self._local.add_at(unit.index, start, grads_N)
+            return
+        assert unit.replicas.size == 1, "gradients that ranks share are reduced once an update"
+        self.sums.edit(unit.index).narrow(0, start, grads_N.numel()).add_(grads_N, alpha=1.0 / unit.divide_by)
+
+    def _end_once(self) -> None:
+        """Waits for the reductions that take place once an update."""
+        for unit, sent, pending in self._once:
+            pending.wait()
+            factor = unit.divide_before / unit.divide_by
+            reader = self.sums.take(unit.index, self._own(unit, sent), factor, first=unit.index not in self._begun)
+            if reader is not None:
+                reader.wait()
+            self._begun.add(unit.index)
+        self.has_sums = self.has_sums or bool(self._once)
+        self._once.clear()
 
     def abandon(self) -> None:
         """Ends a micro step whose backward raised: reductions under way are waited for, and nothing more is added.
@@ -350,8 +439,11 @@ class GradReducer:
         to be reduced with it is lost: then nothing but `zero` helps.
         """
         added = any(progress.phase is _Phase.DONE for progress in self._progress)
-        self.is_torn = self.is_torn or (self.has_sums and added) or bool(self._unreduced)
+        self.is_torn = self.is_torn or (self._had_sums and added) or bool(self._unreduced)
         self._unreduced.clear()
+        if not self._had_sums:
+            self._begun.clear()
+            self._local.forget()
         for unit, progress in zip(self._units, self._progress, strict=True):
             if progress.pending is not None:
                 progress.pending.wait()
@@ -367,7 +459,7 @@ class GradReducer:
         self._holder.clear()
 
     def reduced_copy_of_unreduced(self, unit: ParamUnit, start: int, numel: int) -> Tensor:
-        """Returns what a reduction would add now of gradients that stay where they are, fp32; every rank must call.
+        """Returns what a reduction would add now of gradients that no reduction has taken, fp32; every rank must call.
 
         Args:
             unit: the unit.
@@ -375,9 +467,10 @@ class GradReducer:
             numel: number of elements from `start` on.
         """
         progress = self._progress[unit.index]
-        stays = unit.index in self._unreduced
-        mine = progress.flat.narrow(0, start, numel).to(torch.float32, copy=True)
-        if not stays:
+        local = self._local.read(unit.index) if unit.index in self._local else None
+        flat = progress.flat if local is None else local
+        mine = flat.narrow(0, start, numel).to(torch.float32, copy=True)
+        if local is None and unit.index not in self._unreduced:
             mine.zero_()
         unit.replicas.all_reduce(mine, label=unit.label).wait()
         return mine.div_(unit.divide_by)
@@ -396,6 +489,9 @@ class GradReducer:
         self.used_factor = used_factor
         self.is_torn = False
         self._unreduced.clear()
+        self._end_once()
+        self._local.forget()
+        self._begun.clear()
         self.has_sums = False
         if self.unused is not None:
             self.unused.forget()
@@ -434,8 +530,8 @@ class GradReducer:
         """Starts reductions in canonical order as far as units are complete or cannot get a gradient."""
         if self._stays:
             return
-        while self._cursor < len(self._canonical):
-            unit = self._canonical[self._cursor]
+        while self._cursor < len(self._turn):
+            unit = self._turn[self._cursor]
             progress = self._progress[unit.index]
             if progress.phase is _Phase.IDLE and unit.index not in self._used:
                 if unit.index not in self._unreduced:
@@ -443,6 +539,12 @@ class GradReducer:
                 progress.phase = _Phase.COMPLETE
             if progress.phase is not _Phase.COMPLETE:
                 return
+            if unit.index in self._local:
+                self._local.add(unit.index, progress.flat, self._scale)
+                self._move_home(unit)
+                progress.phase = _Phase.DONE
+                self._cursor += 1
+                continue
             reduce = unit.replicas.reduce_scatter if self._shard_optimizer else unit.replicas.all_reduce
             progress.sent = self._to_send(unit, progress.flat)
             progress.pending = reduce(progress.sent, label=unit.label)
@@ -455,7 +557,7 @@ class GradReducer:
         """Adds what is reduced; with several ranks, one reduction stays under way beside the backward."""
         last = self._cursor if self._collectives.size == 1 else self._cursor - 1
         while self._summed < last:
-            self._accumulate(self._canonical[self._summed])
+            self._accumulate(self._turn[self._summed])
             self._summed += 1
 
     def _to_send(self, unit: ParamUnit, flat_N: Tensor) -> Tensor:
@@ -534,7 +636,8 @@ class GradReducer:
         progress.pending = None
         summed = progress.own if progress.sent is progress.home else self._own(unit, progress.sent)
         factor = unit.divide_before / unit.divide_by * self._scale
-        reader = self.sums.take(unit.index, summed, factor, first=not self.has_sums)
+        reader = self.sums.take(unit.index, summed, factor, first=unit.index not in self._begun)
+        self._begun.add(unit.index)
         if reader is not None:
             self._readers[progress.slot] = reader
             if progress.sent is not progress.home:
@@ -550,6 +653,10 @@ class GradReducer:
 
 
 _KEEPS_INSIDE = "return from a module's forward all that the loss reads of it, or set `zero_optimization.stage` to 2"
+
+
+def _tied_name(unit: ParamUnit) -> str:
+    return unit.layout.extents[0].name if unit.placement.stages else ""
 
 
 def _refuse_stray(unit: ParamUnit, where: str, *, hint: str = _KEEPS_INSIDE) -> NoReturn:

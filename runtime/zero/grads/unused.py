@@ -71,16 +71,29 @@ class UnusedParameters:
         """Returns the names of the parameters that no rank has used; every rank must call.
 
         Args:
-            total: sum over the ranks of `count_1`; unless it is 0, enters an all-reduce of a number a parameter.
+            total: sum over the ranks of `count_1`; unless it is 0, enters an all-reduce of a number a parameter, and
+                another one for those that several pipeline stages use.
         """
         if not total:
             return frozenset()
-        names = [unit.layout.extents[n].name for unit, all_ in zip(self._units, self._all, strict=True) for n in all_]
         unused = {unit.layout.extents[n].name for unit in self._units for n in unit.without_grad}
-        if self._collectives.size == 1:
-            return frozenset(unused)
-        used = torch.tensor([int(name not in unused) for name in names], device=self._units[0].device)
-        self._collectives.all_reduce(used, op="max", label="unused parameters").wait()
-        with self._collectives.reading("unused parameters"):
-            found = used.tolist()
-        return frozenset(name for name, is_used in zip(names, found, strict=True) if not is_used)
+        # What several pipeline stages use is unused if all of these say so; such units come last, in one order.
+        found = set[str]()
+        for collectives, names in self._by_collectives():
+            used = [int(name not in unused) for name in names]
+            if collectives.size > 1:
+                told = torch.tensor(used, device=self._units[0].device)
+                collectives.all_reduce(told, op="max", label="unused parameters").wait()
+                with collectives.reading("unused parameters"):
+                    used = told.tolist()
+            found.update(name for name, is_used in zip(names, used, strict=True) if not is_used)
+        return frozenset(found)
+
+    def _by_collectives(self) -> list[tuple[Collectives, list[str]]]:
+        """Returns the names of the parameters, each with those that are agreed on among the same ranks."""
+        found: dict[int, tuple[Collectives, list[str]]] = {}
+        for unit, numbers in zip(self._units, self._all, strict=True):
+            ranks = unit.replicas if unit.placement.stages else self._collectives
+            names = found.setdefault(id(ranks), (ranks, []))[1]
+            names += [unit.layout.extents[n].name for n in numbers]
+        return list(found.values())

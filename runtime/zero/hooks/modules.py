@@ -7,7 +7,7 @@ parameters outside of their unit's forward are seen, in `outside.py`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -57,7 +57,7 @@ class UnitHooks:
         self._rest_held = False
         self._reach_root: Callable[[Any], None] = OwnHook(self._tracker.reach_root)
         self._watches: list[RemovableHandle] = []
-        self._watched = False
+        self._watched: set[int] = set()  # units whose first backward has begun
         self._steps = 0
         self._inputs: list[set[Node]] = []  # of the root's forwards under way: the nodes that made them
 
@@ -89,6 +89,8 @@ class UnitHooks:
         scale: float = 1.0,
         strays: float | None = 1.0,
         has_begun: bool = False,
+        units: Collection[int] | None = None,
+        opens_all: bool = False,
     ) -> None:
         """The root's backward begins. Enters a broadcast the first time, to agree on the order of reductions.
 
@@ -98,19 +100,28 @@ class UnitHooks:
             scale: factor that gradients are multiplied by when they are added; see `GradReducer.begin`.
             strays: factor for gradients that exist already; None: they are refused; see `GradReducer.begin`.
             has_begun: the backward is under way already, so it may have come to parameters of the rest unit.
+            units: numbers of the units that it may come to, where it is that of a part of the model; None: all.
+            opens_all: whether gradients come outside of the backwards of calls: all of these units are made ready.
         """
         self._hold_rest()
+        drivers = [d for d in self._drivers if units is None or d.calls.unit.index in units]
         if not self._watched:
             # Each step checks this before its update. The first one does so here too: where ranks went other ways,
             # their gathers and reductions would wait for each other for ever.
             self._store.check_same_order()
-            self._watch()
-        used = [*self._rest, *(d.calls.unit for d in self._drivers if self._watches or d.calls.may_get_grads)]
-        self._reducer.begin(order=self._forward_order, used=used, reduce=reduce, scale=scale, strays=strays)
-        for unit in self._rest:
+        rest = [unit for unit in self._rest if units is None or unit.index in units]
+        unwatched = [driver for driver in drivers if driver.calls.unit.index not in self._watched]
+        if unwatched:
+            self._watch(unwatched)
+        self._watched.update(unit.index for unit in rest)
+        used = [*rest, *(d.calls.unit for d in drivers if opens_all or self._watches or d.calls.may_get_grads)]
+        self._reducer.begin(
+            order=self._forward_order, used=used, units=units, reduce=reduce, scale=scale, strays=strays
+        )
+        for unit in rest:
             self._reducer.open(unit, is_there=has_begun)
-        for driver in self._drivers:
-            if driver.calls.anywhere:
+        for driver in drivers:
+            if opens_all or driver.calls.anywhere:
                 self._reducer.open(driver.calls.unit)
         self._tracker.enter_backward(retain_graph=retain_graph)
 
@@ -129,7 +140,7 @@ class UnitHooks:
         self.release_rest()
         if self._watches:
             self._unwatch()
-            self._watched = False
+            self._watched.clear()
 
     def before_step(self) -> None:
         """The parameters get new values: no backward goes through an earlier call any more."""
@@ -212,11 +223,11 @@ class UnitHooks:
                     self._store.acquire(unit)
             self._rest_held = True
 
-    def _watch(self) -> None:
+    def _watch(self, drivers: Sequence[_UnitDriver]) -> None:
         """Looks at every single gradient of the first backward, for weights used outside of their module's forward."""
-        self._watched = True
-        for driver in self._drivers:
+        for driver in drivers:
             unit = driver.calls.unit
+            self._watched.add(unit.index)
             if not unit.trains:
                 continue
             driver.calls.unseen = len(unit.params)

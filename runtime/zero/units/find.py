@@ -19,6 +19,8 @@ last moment, so a slice beside the whole would save nothing.
 Parameters of a unit lie alike on the ranks (`cuts.py`): of a block that an axis has cut in part, those of one placement
 are the block's unit, as most of its elements are, and the others are in a rest unit of their placement. Every rank must
 find the same units, so sizes are those of whole parameters: ranks may have parts of unlike sizes.
+A parameter that several parts of a pipeline use is a rest unit of its own, under the name of its first use: it is the
+same unit on all of their ranks, and where one rank has all parts. These units come last, by name.
 A frozen parameter that is cut is refused, for whatever stays whole has one value on all ranks.
 Parameters that stay in fp32 where the others have 16 bits are in no module's unit either: all of them that are trained
 form a rest unit of their own, and the frozen ones stay whole.
@@ -37,7 +39,19 @@ from dsrun.errors import ModelError, Problem
 
 from ...stacks import SMALL_NUMEL, blocks_of
 from ..partition_parameters import is_ordinary
-from .cuts import EVERYWHERE, NO_CUTS, Cuts, RankPlacement, are_cut, boxes_of, in_cut, placement_of, whole_numel
+from .cuts import (
+    EVERYWHERE,
+    NO_CUTS,
+    Cuts,
+    RankPlacement,
+    are_cut,
+    boxes_of,
+    in_cut,
+    is_shared,
+    name_of,
+    placement_of,
+    whole_numel,
+)
 from .leaves import is_leaf
 from .trained import is_trained
 
@@ -78,6 +92,7 @@ def find_units(
     light: Collection[int] = (),
     comm_dtype: torch.dtype | None = None,
     cuts: Cuts = NO_CUTS,
+    piece_of: Callable[[str], int] | None = None,
 ) -> list[UnitSpec]:
     """Groups the trainable parameters of `model` into units, see [Note: units].
 
@@ -88,9 +103,12 @@ def find_units(
             others: these are in the rest unit, which travels as ever, whatever is in it.
         comm_dtype: dtype that the gradients of the parameters in `light` may travel in; None: that of all others.
         cuts: parameters that an axis beside data has changed.
+        piece_of: function that returns for the name of a parameter the number of its piece of the model: what is in a
+            rest unit lies in one piece, so that units are the same however many pieces a rank has. None: one piece.
 
     Returns:
-        units with modules in order of registration; the rest units last, and only where they have parameters.
+        units with modules in order of registration; then rest units, only where they have parameters; then those of
+        parameters that several parts of a pipeline use, by name.
 
     Raises:
         ModelError: naming every parameter that an axis has cut and nobody trains.
@@ -103,15 +121,29 @@ def find_units(
     units = [unit for whole in _modules_with_params(model, cuts) if (unit := _only(whole, is_wanted)).params]
     if light:
         units = [_lightened(unit, light, comm_dtype) for unit in units]
-    units = [_placed_alike(unit, cuts) for unit in units]
+    units = [one for unit in units if (one := _placed_alike(unit, cuts)).params]
     taken = {id(param) for unit in units for _, param in unit.params}
     rest = [(name, param) for name, param in model.named_parameters() if is_trained(param) and id(param) not in taken]
+    shared = [item for item in rest if is_shared(item[1], cuts)]
+    rest = [item for item in rest if not is_shared(item[1], cuts)]
     for name, dtype in ((REST, None), (KEPT, torch.float32)):
         params = [item for item in rest if (id(item[1]) in kept) is (dtype is not None)]
-        for placement in dict.fromkeys(placement_of(param, cuts) for _, param in params):
-            alike = tuple(item for item in params if placement_of(item[1], cuts) == placement)
-            units.append(UnitSpec(name + in_cut(placement), None, alike, dtype, placement=placement))
+        for placement, piece in dict.fromkeys(_lies(item, cuts, piece_of) for item in params):
+            alike = tuple(item for item in params if _lies(item, cuts, piece_of) == (placement, piece))
+            in_piece = "" if piece is None else f" of piece {piece}"
+            units.append(UnitSpec(name + in_cut(placement) + in_piece, None, alike, dtype, placement=placement))
+    for name, param in sorted(((name_of(*item, cuts), item[1]) for item in shared), key=lambda item: item[0]):
+        placement, dtype = placement_of(param, cuts), torch.float32 if id(param) in kept else None
+        label = f"{KEPT if dtype is not None else REST} `{name}`" + in_cut(placement)
+        units.append(UnitSpec(label, None, ((name, param),), dtype, placement=placement))
     return [replace(unit, boxes=boxes_of(unit.params, cuts)) for unit in units] if cuts else units
+
+
+def _lies(
+    item: tuple[str, nn.Parameter], cuts: Cuts, piece_of: Callable[[str], int] | None
+) -> tuple[RankPlacement, int | None]:
+    """Returns where a parameter lies that is in no module's unit: those that lie alike are in one rest unit."""
+    return placement_of(item[1], cuts), None if piece_of is None else piece_of(item[0])
 
 
 def find_frozen_units(model: nn.Module, *, kept: Collection[int] = (), cuts: Cuts = NO_CUTS) -> list[UnitSpec]:
@@ -161,13 +193,19 @@ def _lightened(unit: UnitSpec, light: Collection[int], comm_dtype: torch.dtype |
 
 
 def _placed_alike(unit: UnitSpec, cuts: Cuts) -> UnitSpec:
-    """Returns the unit with only those of its parameters that lie on the ranks as most of its elements do."""
+    """Returns the unit with only those of its parameters that lie on the ranks as most of its elements do.
+
+    Those that several parts of a pipeline use are left out: elsewhere they are in other modules.
+    """
     numels: dict[RankPlacement, int] = {}
     for _, param in unit.params:
         placement = placement_of(param, cuts)
+        if is_shared(param, cuts):
+            continue
         numels[placement] = numels.get(placement, 0) + whole_numel(param, cuts)
+    params = tuple(item for item in unit.params if not is_shared(item[1], cuts))
     if numels.keys() <= {EVERYWHERE}:
-        return unit
+        return replace(unit, params=params)
     most = max(numels, key=lambda placement: numels[placement])
     params = tuple(item for item in unit.params if placement_of(item[1], cuts) == most)
     return replace(unit, params=params, placement=most)

@@ -56,13 +56,16 @@ class ParamUnit:
 
     Attributes:
         index: position among the units, in order of registration.
-        label: number and name of the unit, as messages about waits show them.
+        label: number and name of the unit, as messages about waits show them; the name alone where several stages
+            have it.
         module: module that uses the parameters in its forward; None for the rest unit.
         twins: other modules whose forwards use the same parameters.
         comm_dtype: dtype that gradients travel in; None: that of all others.
         params: the model's parameters, in the order of `layout.extents`.
         placement: axes of ranks that the parameters are no plain replicas along.
         replicas: ranks that hold the same elements: they share out its state and sum up its gradients.
+        ties: of `replicas` those with the same samples, where several stages use the parameters: whoever adds up over
+            them first gets the bits that one rank with all uses has. None where these are all of `replicas`.
         divide_before: divisor of gradients before they are summed over `replicas`, in the dtype that travels:
             it keeps sums of 16-bit gradients over many ranks from overflowing.
         divide_by: total divisor of the sum of gradients over `replicas`.
@@ -102,7 +105,8 @@ class ParamUnit:
         self.index = index
         self.trains = trains
         self.frozen: ParamUnit | None = None
-        self.label = f"unit {index} `{spec.name}`"
+        # Stages count their units apart: of what they have in common they must say the same.
+        self.label = f"unit `{spec.name}`" if spec.placement.stages else f"unit {index} `{spec.name}`"
         self.name = spec.name
         self.module = spec.module
         self.twins = spec.twins
@@ -110,6 +114,7 @@ class ParamUnit:
         self.params = [param for _, param in spec.params]
         self.placement = spec.placement
         self.replicas = replicas
+        self.ties: Collectives | None = None
         self.divide_before, self.divide_by = 1.0, float(replicas.size)
         self.layout: UnitLayout = lay_out(
             spec.name,
@@ -158,7 +163,7 @@ class ParamUnit:
     @property
     def ranks(self) -> Holders:
         """All ranks that the unit is cut over, or that own it whole."""
-        return Holders(self.repeats_over, self.replicas.rank, self.replicas.size)
+        return Holders(self.repeats_over, self.replicas.rank, self.replicas.size, self.placement.stages)
 
     @property
     def cut_names(self) -> list[str]:

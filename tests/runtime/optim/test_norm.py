@@ -36,7 +36,7 @@ NOTHING = torch.zeros(0, dtype=torch.float64)
 def norm_of(ranges: list[Tensor], collectives: Any, *, spread: bool, numel: int) -> float:
     norms = [block_norms(r) for r in ranges]
     found = global_totals(norms, collectives, spread=spread, total_numel=numel, mark=7, extra_N=NOTHING)
-    assert (found.largest, found.smallest, found.sums) == (7, 7, [])
+    assert (found.differing, found.sums) == ((), [])
     return found.norm
 
 
@@ -112,11 +112,21 @@ def test_sums_and_marks_of_the_ranks_travel_with_the_norm(spread: bool) -> None:
 
     for totals, calls, sent in LoopbackWorld(3).run(body):
         assert totals.sums == [1.5, -6.0]
-        assert totals.largest != totals.smallest, "on every rank"
-        if spread:
-            assert (totals.largest, totals.smallest) == (2**32 - 1, 2**32 - 3)
+        assert totals.differing == (0,), "on every rank"
         assert calls == {"all_reduce": 2 if spread else 1}
         assert sent == {"all_reduce": (3 + 3) * 8 if spread else (2 + 2) * 8}
+
+
+def test_marks_are_compared_inside_of_each_stage_and_every_rank_hears_which_differ() -> None:
+    def body(collectives: LoopbackCollectives) -> tuple[tuple[int, ...], dict[str, int]]:
+        mark = [5, 5, 9, 8][collectives.rank]
+        totals = global_totals(
+            [], collectives, spread=True, total_numel=1024, mark=mark, extra_N=NOTHING, stage=(collectives.rank // 2, 2)
+        )
+        assert totals.norm == 0, "a stage may have nothing that trains"
+        return totals.differing, dict(collectives.traffic.calls)
+
+    assert LoopbackWorld(4).run(body) == [((1,), {"all_reduce": 2})] * 4
 
 
 def test_a_gradient_that_is_not_finite_leaves_sums_and_marks_alone() -> None:
@@ -124,7 +134,7 @@ def test_a_gradient_that_is_not_finite_leaves_sums_and_marks_alone() -> None:
     extra = torch.tensor([0.5], dtype=torch.float64)
     totals = global_totals(norms, AloneCollectives(), spread=True, total_numel=SHARD_ALIGN, mark=9, extra_N=extra)
     assert math.isnan(totals.norm)
-    assert (totals.largest, totals.smallest, totals.sums) == (9, 9, [0.5])
+    assert (totals.differing, totals.sums) == ((), [0.5])
 
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

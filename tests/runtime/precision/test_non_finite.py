@@ -47,3 +47,18 @@ def test_the_first_one_in_the_units_order_is_named_by_every_rank(size: int, spre
 @pytest.mark.parametrize(("size", "spread"), [(1, True), (3, True), (2, False)])
 def test_none_is_named_where_all_are_finite_and_only_their_squares_are_not(size: int, spread: bool) -> None:
     assert find({"a": (0, 3e38)}, size=size, spread=spread) == [None] * size
+
+
+@pytest.mark.parametrize(("bad", "expected"), [((1,), "late"), ((0, 1), "early"), ((), None)])
+def test_a_parameter_of_the_first_stage_that_has_one_is_named_on_the_ranks_of_all_stages(
+    bad: tuple[int, ...], expected: str | None
+) -> None:
+    def body(collectives: LoopbackCollectives) -> str | None:
+        stage = collectives.rank // 2
+        layout = lay_out("unit", [(["early", "late"][stage], torch.Size((300,)))], world_size=2)
+        flat = torch.full((layout.padded_numel,), math.inf if stage in bad else 1.0)
+        start, stop = layout.shard_range(collectives.rank % 2)
+        ranges = [(layout, start, flat[start:stop])]
+        return first_non_finite(ranges, collectives, spread=True, device=torch.device("cpu"), stage=(stage, 2))
+
+    assert LoopbackWorld(4).run(body) == [expected] * 4

@@ -40,3 +40,9 @@ def test_a_rank_alone_stays_alone() -> None:
 def test_an_axis_that_the_grid_has_not_is_a_fault() -> None:
     with pytest.raises(AssertionError, match="no axes"):
         holders_on_host(Holders(("pipe",), 0, 2), GRID, rank=3, here=(2, 3))
+
+
+def test_of_what_some_pipeline_stages_hold_those_of_the_host_that_are_of_these_stages() -> None:
+    grid = MeshSpec((Axis("pipe", 3, ("pipe",)), Axis("data", 2, ("replica",))))
+    tied = Holders(("pipe", "data"), 3, 4, (0, 2))
+    assert holders_on_host(tied, grid, rank=5, here=(2, 3, 4, 5)) == Holders(("pipe", "data"), 1, 2, (0, 2))

@@ -1,0 +1,56 @@
+"""What a run says at its start of its pipeline stages: a record, and a line. Prints nothing by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsrun.config.config import Config
+from dsrun.pipeline_schedules.formulas import live_micro_batches
+from dsrun.pipeline_schedules.generate import make_schedule
+from dsrun.pipeline_schedules.simulate import equal_costs, simulate
+
+from ...parallel.pipeline.stages import Partition, Stages
+
+#: Event of the stages of a run.
+PIPELINE_EVENT = "pipeline"
+
+
+def pipeline_record(stages: Stages, partition: Partition, settings: Config) -> dict[str, Any]:
+    """Returns the fields of the record: stages, layers and cost of each chunk, schedule, bubble, live micro batches.
+
+    The bubble is the share of a step that ranks wait if all chunks take the same time.
+
+    Args:
+        stages: chunks of the model.
+        partition: layers of each chunk.
+        settings: the config.
+    """
+    assert settings.batch is not None, "the config was loaded with a world size"
+    ranks, micros = max(stages.rank_of) + 1, settings.batch.accumulation_steps
+    name, virtual = settings.pipeline.schedule_name, len(stages.rank_of) // ranks
+    made = make_schedule(name, ranks=ranks, micros=micros, virtual=virtual)
+    chunks = len(stages.rank_of)
+    bubble = simulate(made, equal_costs(chunks)).bubble_share
+    sums = [sum(partition.costs[n] for n in partition.layers_of(chunk)) for chunk in range(chunks)]
+    total = sum(sums)
+    return {
+        "stages": ranks,
+        "schedule": name,
+        "virtual_stages": virtual,
+        "micro_batches": micros,
+        "stage_of_chunk": list(stages.rank_of),
+        "layers": [[partition.bounds[chunk], partition.bounds[chunk + 1]] for chunk in range(chunks)],
+        "cost_shares": [round(one / total, 4) for one in sums] if total else [],
+        "bubble": round(bubble, 4),
+        "live_micro_batches": live_micro_batches(name, ranks=ranks, micros=micros, virtual=virtual),
+    }
+
+
+def pipeline_line(record: dict[str, Any]) -> str:
+    """Returns the record as a line."""
+    layers = " | ".join(f"{first} to {end - 1}" if end > first else "none" for first, end in record["layers"])
+    chunks = f", {record['virtual_stages']} chunks a stage" if record["virtual_stages"] > 1 else ""
+    return (
+        f"dsrun: pipeline of {record['stages']} stages{chunks}: layers {layers}; {record['schedule']} over "
+        f"{record['micro_batches']} micro batches, bubble {100 * record['bubble']:.1f} %"
+    )

@@ -1,0 +1,157 @@
+"""Parameters that several chunks of a pipeline use: one unit over their stages, and one memory on each rank.
+
+[Note: uses of a parameter]
+Each chunk that uses a parameter sums up its gradients apart, over all micro batches. The sums of the chunks on one rank
+are added up there, first chunk first, and then those of the stages, by the unit's reduction. So the bits do not depend
+on which chunks are on one rank. On a rank the parameter of the first use is the one that is trained; the others are
+leaves of autograd that view its memory, and no parameters of the model any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ...parallel.pipeline.stages import Stages
+from ...zero.grads.reducer import GradReducer
+from ...zero.partition_parameters import memory_of
+from ...zero.units.cuts import EVERYWHERE, CutParameter, Cuts, RankPlacement
+from ...zero.units.unit import ParamUnit
+
+
+@dataclass(slots=True)
+class _Use:
+    """A further use of a parameter on this rank.
+
+    Attributes:
+        name: name that its parameter had.
+        first_name: name of the first use in the whole model.
+        first: parameter of the first use here, which is trained.
+        chunk: chunk of this use.
+        places: module and attribute that read it.
+        leaf: leaf that the module reads, once there is memory to view.
+        total: fp32 sum of its gradients in this global batch.
+        has_any: whether the sum holds any.
+    """
+
+    name: str
+    first_name: str
+    first: nn.Parameter
+    chunk: int
+    places: list[tuple[nn.Module, str]]
+    leaf: Tensor | None = None
+    total: Tensor | None = None
+    has_any: bool = False
+
+
+class LocalTies:
+    """Uses of parameters beside the first one on this rank, see [Note: uses of a parameter].
+
+    Args:
+        uses: further uses.
+    """
+
+    def __init__(self, uses: Sequence[_Use]) -> None:
+        self._uses = list(uses)
+        #: Names of further uses, each with the name of the first one in the whole model.
+        self.names = {use.name: use.first_name for use in uses}
+        self._homes: dict[int, tuple[ParamUnit, int]] = {}
+
+    @classmethod
+    def of(cls, stages: Stages, *, is_sharded: bool) -> LocalTies:
+        """Takes further uses out of a model's parameters; until `bind` the model cannot run.
+
+        Args:
+            stages: chunks of this rank.
+            is_sharded: whether parameters are slices between their uses; then all uses share one parameter, whose
+                gradients are summed up together.
+        """
+        names = {id(param): name for name, param in stages.module.named_parameters()}
+        uses: list[_Use] = []
+        firsts: dict[str, nn.Parameter] = {}
+        for tied in sorted(stages.tied, key=lambda tied: tied.chunk):
+            first = firsts.setdefault(tied.name, tied.param)
+            if first is tied.param:
+                continue
+            places = [
+                (module, name)
+                for module in stages.module.modules()
+                for name, param in module.named_parameters(recurse=False)
+                if param is tied.param
+            ]
+            for module, name in places:
+                if is_sharded:
+                    module.register_parameter(name, first)
+                else:
+                    del module._parameters[name]  # pyright: ignore[reportPrivateUsage]
+            if not is_sharded:
+                uses.append(_Use(names[id(tied.param)], tied.name, first, tied.chunk, places))
+        return cls(uses)
+
+    def bind(self, units: Sequence[ParamUnit]) -> None:
+        """Makes further uses views of the first one's memory, which is where it will stay.
+
+        Args:
+            units: units of trained parameters.
+        """
+        places = {id(param): (unit, number) for unit in units for number, param in enumerate(unit.params)}
+        for use in self._uses:
+            memory = memory_of(use.first)
+            trained = places.get(id(use.first))
+            use.leaf = memory.detach().requires_grad_(trained is not None)
+            for module, name in use.places:
+                module.__dict__[name] = use.leaf
+            if trained is not None:
+                self._homes[id(use.first)] = trained
+                use.total = torch.zeros_like(memory, dtype=torch.float32)
+
+    def take(self, chunk: int) -> None:
+        """Adds the gradients of a chunk's backward to the sums of its uses."""
+        for use in self._uses:
+            if use.chunk != chunk or use.leaf is None or use.leaf.grad is None:
+                continue
+            assert use.total is not None, "a leaf that gets gradients is trained"
+            if use.has_any:
+                use.total.add_(use.leaf.grad)
+            else:
+                use.total.copy_(use.leaf.grad)
+            use.has_any = True
+            use.leaf.grad = None
+
+    def give(self, reducer: GradReducer) -> None:
+        """Adds the sums of all uses to those of the first ones, before these are reduced for the update."""
+        for use in self._uses:
+            if use.has_any and use.total is not None:
+                unit, number = self._homes[id(use.first)]
+                extent = unit.layout.extents[number]
+                reducer.add(unit, extent.offset, use.total.view(-1))
+            use.has_any = False
+
+    def forget(self) -> None:
+        """Forgets the gradients of a global batch that is given up."""
+        for use in self._uses:
+            use.has_any = False
+            if use.leaf is not None:
+                use.leaf.grad = None
+
+    def nbytes(self) -> int:
+        """Returns the bytes of the sums."""
+        return sum(use.total.nbytes for use in self._uses if use.total is not None)
+
+
+def cuts_of(stages: Stages) -> Cuts:
+    """Returns the parameters that several stages use, as units ask of them."""
+    found: dict[int, CutParameter] = {}
+    firsts: set[str] = set()
+    for tied in sorted(stages.tied, key=lambda tied: tied.chunk):
+        users = tuple(sorted({stages.rank_of[chunk] for chunk in tied.chunks}))
+        if tied.name in firsts:
+            continue
+        firsts.add(tied.name)
+        # Also where one stage has all uses: in a unit of its own wherever the model is cut.
+        lies = RankPlacement(stages=users) if len(users) > 1 else EVERYWHERE
+        found[id(tied.param)] = CutParameter(lies, name=tied.name)
+    return found

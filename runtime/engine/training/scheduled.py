@@ -1,0 +1,458 @@
+"""Global batches by a schedule: what a rank does for each action of a pipeline, from micro batch to summed gradients.
+
+One stage is a pipeline of one rank: it has the same actions, without messages. The optimizer step is its caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsrun.config.config import Config
+from dsrun.contract.heartbeats import HeartbeatWriter
+from dsrun.errors import ModelError
+from dsrun.pipeline_schedules.actions import Action, Kind, Schedule
+from dsrun.pipeline_schedules.communication import with_communication
+from dsrun.pipeline_schedules.generate import make_schedule
+from dsrun.pipeline_schedules.zero_actions import with_zero
+
+from ...mesh.join.groups import ProcessGroupMesh
+from ...observe.memory_watch import MemoryWatch
+from ...observe.tokens import count_tokens
+from ...parallel.pipeline.executor import Executor
+from ...parallel.pipeline.module import PipelineModule
+from ...parallel.pipeline.pieces import number_of, pieces_of
+from ...parallel.pipeline.seeds import LayerSeeds
+from ...parallel.pipeline.stages import Stages
+from ...parallel.pipeline.weight_grads import DeferredWeightGrads
+from ...precision.casting import cast_floating
+from ...precision.configured import autocast_of
+from ...precision.policy import DTYPES
+from ...zero.grads.reducer import GradReducer
+from ...zero.hooks.modules import UnitHooks
+from ...zero.units.unit import ParamUnit
+from ..memory_queries import MemoryQueries
+from ..model.guard import ModelGuard
+from ..model.stages import CutModel
+from ..progress import Progress
+from ..report import StepReport
+from .backward import Backwards
+from .micro_batch import LossFunction, MicroBatch, loss_of, read_item
+
+#: Schedules in which gradients of weights wait.
+_SPLIT = ("zero_bubble", "zbv")
+
+
+class ScheduledBatches:
+    """Runs the micro batches of a global batch, forward and backward, through this rank's chunks of the model.
+
+    Args:
+        chunks: The model's chunks on this rank.
+        settings: The config.
+        mesh: Ranks, and the messages between stages.
+        units: Units of trained parameters.
+        reducer: Reducer of the units' gradients.
+        backwards: Backwards of the engine.
+        guard: Guard of the model, which explains what a forward finds wrong.
+        progress: Place in the global batch of this rank.
+        report: Sum of the losses of a step.
+        memory: Bytes that this rank holds, by owner.
+        memory_watch: Sampler of memory during a step.
+        heartbeat: Writer of what this rank does, for the launcher that watches it.
+        hooks: Hooks of the units.
+    """
+
+    def __init__(
+        self,
+        chunks: CutModel,
+        settings: Config,
+        mesh: ProcessGroupMesh,
+        *,
+        units: Sequence[ParamUnit],
+        reducer: GradReducer,
+        backwards: Backwards,
+        guard: ModelGuard,
+        progress: Progress,
+        report: StepReport,
+        memory: MemoryQueries,
+        memory_watch: MemoryWatch,
+        heartbeat: HeartbeatWriter,
+        hooks: UnitHooks,
+    ) -> None:
+        self.stages = stages = chunks.stages
+        self.loss_fn: LossFunction | None = None
+        if isinstance(stages.module, PipelineModule):
+            self.loss_fn = stages.module.loss_fn
+        self._ties = chunks.ties
+        self._seeds = _layer_seeds(stages, settings, mesh)
+        splits = settings.pipeline.schedule_name in _SPLIT and stages.rank_of != (0,)
+        self._later = DeferredWeightGrads(stages.module) if splits else None
+        self._settings = settings
+        self._mesh = mesh
+        self._reducer = reducer
+        self._backwards = backwards
+        self._guard = guard
+        self._progress = progress
+        self._report = report
+        self._memory = memory
+        self._memory_watch = memory_watch
+        self._heartbeat = heartbeat
+        self._hooks = hooks
+        self._has_failed = False
+        boundary = settings.pipeline.boundary_dtype
+        self._executor = Executor(mesh.links, boundary_dtype=None if boundary is None else DTYPES[boundary])
+        self._autocast = autocast_of(settings)
+        self._cast_inputs = DTYPES["fp16"] if settings.fp16.enabled and settings.fp16.auto_cast else None
+        self._units = _units_by_chunk(stages, units)
+        self._tied = {unit.index for unit in units if unit.placement.stages}
+        self._schedules: dict[tuple[str, int], Schedule] = {}
+
+    @property
+    def draws(self) -> bool:
+        """Whether this rank needs the data: it has the first chunk, the last one, or the model needs it everywhere."""
+        own = self.stages.own
+        return self.stages.needs_batch or 0 in own or len(self.stages.rank_of) - 1 in own
+
+    def train(self, items: Sequence[Any], micros: int, loss_fn: LossFunction | None) -> None:
+        """Adds the gradients of a global batch to the sums; every rank of the pipeline must call.
+
+        Args:
+            items: one item of the data a micro batch, see [Note: items] in `micro_batch.py`; none where `draws` is
+                false.
+            micros: number of micro batches.
+            loss_fn: function that computes the loss; None: the model returns it.
+
+        Raises:
+            ModelError: what is wrong with the data, the model or another rank.
+        """
+        self._check_lanes("engine.train_batch")
+        schedule = self._schedule("train", micros)
+        try:
+            self._executor.run(schedule, _TrainingWork(self, items, micros, loss_fn))
+            self.end_training()
+        except BaseException:
+            self._give_up()
+            raise
+
+    def evaluate(
+        self, items: Sequence[Any], micros: int, loss_fn: LossFunction | None, *, computes_loss: bool
+    ) -> list[Any]:
+        """Runs forwards alone; every rank of the pipeline must call.
+
+        Args:
+            items: items of the data, as for `train`.
+            micros: number of micro batches.
+            loss_fn: function that computes the loss; None: the model returns it.
+            computes_loss: whether losses are wanted; else the model's outputs are what there is.
+
+        Returns:
+            (output of the model, loss or None) of each micro batch; none on ranks without the last chunk.
+        """
+        self._check_lanes("engine.eval_batch")
+        work = _EvaluationWork(self, items, loss_fn, computes_loss=computes_loss)
+        try:
+            with torch.no_grad():
+                self._executor.run(self._schedule("evaluate", micros), work)
+        except BaseException:
+            self._has_failed = True
+            raise
+        return work.outputs
+
+    def read(self, item: Any, loss_fn: LossFunction | None, *, where: str) -> MicroBatch:
+        """Returns what an item means, see [Note: items] in `micro_batch.py`."""
+        micro = read_item(
+            item,
+            has_loss=loss_fn is not None,
+            as_one=isinstance(self.stages.module, PipelineModule),
+            device=self._mesh.device,
+            where=where,
+        )
+        if self._cast_inputs is None:
+            return micro
+        args, kwargs = cast_floating((micro.args, dict(micro.kwargs)), self._cast_inputs)
+        return MicroBatch(args, kwargs, micro.labels)
+
+    def run_chunk(self, chunk: int, micro: MicroBatch, received: Any, *, number: int) -> Any:
+        """Runs a chunk's forward on the micro batch of a number, with a model's own errors explained."""
+        self._hooks.before_forward()
+        with self._guard.explaining(), self._under_autocast(), self._seeded(number):
+            return self.stages.run(chunk, micro.args, micro.kwargs, received)
+
+    def begin_forward(self, chunk: int, micro: MicroBatch) -> None:
+        """Tells that a chunk's forward that trains begins."""
+        self._heartbeat.beat(phase="forward")
+        if chunk == 0:
+            self._report.add_tokens(count_tokens(micro.args, micro.kwargs))
+        self._memory_watch.begin_forward(self._progress.counters.global_steps + 1, self._memory.kinds)
+
+    def loss(self, output: Any, micro: MicroBatch, loss_fn: LossFunction | None, *, where: str) -> Tensor:
+        """Returns a micro batch's loss."""
+        with self._under_autocast():
+            return loss_of(output, micro.labels, loss_fn, where=where)
+
+    def note_loss(self, loss: Tensor | None) -> None:
+        """Counts a micro batch's loss; None where another rank has it."""
+        if loss is None:
+            self._report.pass_loss()
+        else:
+            self._report.add_loss(loss.detach().reshape(1))
+
+    def scaled(self, loss: Tensor, micros: int) -> Tensor:
+        """Returns what a micro batch's backward begins at."""
+        return self._backwards.with_loss_scale(loss if micros == 1 else loss / micros)
+
+    def backward(
+        self, chunk: int, micro: int, outputs: Sequence[Tensor], grads: Sequence[Tensor | None], *, split: bool
+    ) -> None:
+        """Runs the backward of a chunk as a micro step of its units; `split` puts off what `weight_grads` does."""
+        self._progress.micro_steps_done = micro
+        later = nullcontext() if self._later is None or not split else self._later.deferring(chunk, micro)
+        with self._seeded(micro), later:
+            self._backwards.run_from(outputs, grads, units=self._units.get(chunk), is_part=split)
+        self._ties.take(chunk)
+
+    def weight_grads(self, chunk: int, micro: int) -> None:
+        """Computes what a split backward has put off, as a micro step of its units."""
+        assert self._later is not None, "a schedule that splits backwards has them split"
+        self._progress.micro_steps_done = micro
+        self._backwards.run_put_off(partial(self._later.run, chunk, micro), units=self._units.get(chunk))
+        self._ties.take(chunk)
+
+    def reduce(self, chunk: int) -> None:
+        """Begins the reduction of a chunk's gradients, where they are reduced once an update."""
+        own = self._units.get(chunk)
+        if own is not None:
+            # What stages have in common is reduced at the end, when all of them are there.
+            shared = {index for other, units in self._units.items() if other != chunk for index in units}
+            self._reducer.reduce_local(own - shared - self._tied)
+
+    def end_training(self) -> None:
+        """Adds what further uses of parameters have got to their sums: the global batch has all its gradients."""
+        self._ties.give(self._reducer)
+
+    def end_evaluation(self) -> None:
+        """Ends the use of parameters that a forward without a backward needed."""
+        self._hooks.release_rest()
+
+    def _give_up(self) -> None:
+        """Forgets a global batch that has failed: the next one begins anew."""
+        self._has_failed = True
+        self._hooks.before_step()
+        self._ties.forget()
+        if self._later is not None:
+            self._later.forget()
+        self._reducer.drop_strays()
+        self._reducer.zero()
+        self._progress.restart_batch()
+        self._report.forget_losses()
+
+    def _check_lanes(self, where: str) -> None:
+        """Refuses a batch after one that has failed between stages: messages of that may still come."""
+        if self._has_failed and self._mesh.links.size > 1:
+            raise ModelError(
+                f"{where}: an earlier batch has failed on this rank, and the stages are not at one place any more",
+                hint="end the run, and go on from its last checkpoint",
+            )
+
+    def _under_autocast(self) -> AbstractContextManager[object]:
+        device = self._mesh.device.type
+        return nullcontext() if self._autocast is None else torch.autocast(device, dtype=self._autocast)
+
+    def _seeded(self, micro: int) -> AbstractContextManager[object]:
+        if self._seeds is None:
+            return nullcontext()
+        return self._seeds.running(self._progress.counters.global_steps, micro)
+
+    def _schedule(self, purpose: str, micros: int) -> Schedule:
+        known = self._schedules.get((purpose, micros))
+        if known is None:
+            known = self._train_schedule(micros) if purpose == "train" else self._evaluation_schedule(micros)
+            self._schedules[purpose, micros] = known
+        return known
+
+    def _train_schedule(self, micros: int) -> Schedule:
+        section = self._settings.pipeline
+        ranks = max(self.stages.rank_of) + 1
+        virtual = len(self.stages.rank_of) // ranks
+        made = make_schedule(section.schedule_name, ranks=ranks, micros=micros, virtual=virtual)
+        if made.rank_of != self.stages.rank_of:
+            raise ModelError(
+                f"model: its chunks lie on stages {list(self.stages.rank_of)}, and the schedule `{made.name}` wants "
+                f"them on {list(made.rank_of)}",
+                hint="give PipelineModule the virtual_stages and the placement of the schedule",
+            )
+        return with_communication(with_zero(made, parameters="never"))
+
+    def _evaluation_schedule(self, micros: int) -> Schedule:
+        rank_of = self.stages.rank_of
+        ranks = max(rank_of) + 1
+        actions = tuple(
+            tuple(
+                Action(Kind.FORWARD, chunk, micro)
+                for chunk, owner in enumerate(rank_of)
+                if owner == rank
+                for micro in range(micros)
+            )
+            for rank in range(ranks)
+        )
+        return with_communication(Schedule("forward", micros, rank_of, actions))
+
+
+class _Items:
+    """The micro batches of a global batch, each read once and kept until this rank's last chunk has used it."""
+
+    def __init__(
+        self, batches: ScheduledBatches, items: Sequence[Any], loss_fn: LossFunction | None, where: str
+    ) -> None:
+        self._batches = batches
+        self._left = list(items)
+        self._read: dict[int, MicroBatch] = {}
+        self._loss_fn = loss_fn
+        self._where = where
+        last = len(batches.stages.rank_of) - 1
+        needs = [c for c in batches.stages.own if batches.stages.needs_batch or c in (0, last)]
+        self._last_use = max(needs, default=-1)
+
+    def of(self, chunk: int, micro: int) -> MicroBatch:
+        """Returns a micro batch as a chunk needs it; an empty one where it needs none."""
+        if not self._left:
+            return MicroBatch((), {})
+        if micro not in self._read:
+            self._read[micro] = self._batches.read(self._left[micro], self._loss_fn, where=self._where)
+            self._left[micro] = None
+        return self._read.pop(micro) if chunk == self._last_use else self._read[micro]
+
+
+class _TrainingWork:
+    """Actions of a batch that trains; see `ChunkWork`."""
+
+    def __init__(
+        self, batches: ScheduledBatches, items: Sequence[Any], micros: int, loss_fn: LossFunction | None
+    ) -> None:
+        self._batches = batches
+        self._micros = micros
+        self._loss_fn = loss_fn
+        self._items = _Items(batches, items, loss_fn, "engine.train_batch")
+        self._last = len(batches.stages.rank_of) - 1
+        self._counts_here = self._last in batches.stages.own
+
+    def forward(self, chunk: int, micro: int, received: Any) -> Any:
+        """See `ChunkWork`."""
+        batches = self._batches
+        item = self._items.of(chunk, micro)
+        batches.begin_forward(chunk, item)
+        output = batches.run_chunk(chunk, item, received, number=micro)
+        if chunk == self._last:
+            loss = batches.loss(output, item, self._loss_fn, where="engine.train_batch")
+            batches.note_loss(loss)
+            return batches.scaled(loss, self._micros)
+        if not self._counts_here and chunk == batches.stages.own[0]:
+            batches.note_loss(None)
+        return output
+
+    def backward(
+        self, chunk: int, micro: int, outputs: Sequence[Tensor], grads: Sequence[Tensor | None], *, split: bool
+    ) -> None:
+        """See `ChunkWork`."""
+        self._batches.backward(chunk, micro, outputs, grads, split=split)
+
+    def weight_grads(self, chunk: int, micro: int) -> None:
+        """See `ChunkWork`."""
+        self._batches.weight_grads(chunk, micro)
+
+    def gather(self, chunk: int) -> None:
+        """See `ChunkWork`: parameters are there."""
+
+    def drop(self, chunk: int) -> None:
+        """See `ChunkWork`."""
+
+    def reduce(self, chunk: int) -> None:
+        """See `ChunkWork`."""
+        self._batches.reduce(chunk)
+
+    def abandon(self) -> None:
+        """See `ChunkWork`: the backward that has failed has given its gradients up."""
+
+
+class _EvaluationWork:
+    """Actions of a batch that is evaluated; see `ChunkWork`."""
+
+    def __init__(
+        self, batches: ScheduledBatches, items: Sequence[Any], loss_fn: LossFunction | None, *, computes_loss: bool
+    ) -> None:
+        self._batches = batches
+        self._loss_fn = loss_fn
+        self._computes_loss = computes_loss
+        self._items = _Items(batches, items, loss_fn, "engine.eval_batch")
+        self._last = len(batches.stages.rank_of) - 1
+        self.outputs: list[Any] = []
+
+    def forward(self, chunk: int, micro: int, received: Any) -> Any:
+        """See `ChunkWork`."""
+        item = self._items.of(chunk, micro)
+        output = self._batches.run_chunk(chunk, item, received, number=micro)
+        self._batches.end_evaluation()
+        if chunk != self._last:
+            return output
+        loss = None
+        if self._computes_loss:
+            loss = self._batches.loss(output, item, self._loss_fn, where="engine.eval_batch")
+        self.outputs.append((output, loss))
+        return None
+
+    def backward(
+        self, chunk: int, micro: int, outputs: Sequence[Tensor], grads: Sequence[Tensor | None], *, split: bool
+    ) -> None:
+        """See `ChunkWork`: there is none."""
+        raise AssertionError("a batch that is evaluated has no backward")
+
+    def weight_grads(self, chunk: int, micro: int) -> None:
+        """See `ChunkWork`: there are none."""
+
+    def gather(self, chunk: int) -> None:
+        """See `ChunkWork`: parameters are there."""
+
+    def drop(self, chunk: int) -> None:
+        """See `ChunkWork`."""
+
+    def reduce(self, chunk: int) -> None:
+        """See `ChunkWork`: there is nothing to reduce."""
+
+    def abandon(self) -> None:
+        """See `ChunkWork`."""
+
+
+def _layer_seeds(stages: Stages, settings: Config, mesh: ProcessGroupMesh) -> LayerSeeds | None:
+    """Returns what seeds the layers, the same on all ranks; enters a broadcast over the world where any does.
+
+    A layer's number is made of its name, which is that in the whole model.
+    """
+    if not settings.pipeline.seeds_layers:
+        return None
+    seed = torch.tensor([torch.initial_seed() >> 1], dtype=torch.int64, device=mesh.device)
+    mesh.world.broadcast(seed, source=0, label="seed of the layers").wait()
+    with mesh.world.reading("seed of the layers"):
+        number = int(seed.item())
+    pieces = {module: number_of(name) for name, module in pieces_of(stages.module)}
+    return LayerSeeds(pieces, number, data_rank=mesh.batch.rank, device=mesh.device)
+
+
+def _units_by_chunk(stages: Stages, units: Sequence[ParamUnit]) -> dict[int, frozenset[int]]:
+    """Returns the numbers of the units that a backward of each chunk can come to; empty where one chunk has all."""
+    if len(stages.own) < 2:
+        return {}
+    chunk_of = {
+        id(param): chunk for chunk in stages.own for module in stages.modules_of(chunk) for param in module.parameters()
+    }
+    found: dict[int, set[int]] = {chunk: set() for chunk in stages.own}
+    for unit in units:
+        # What no chunk says that it has may be used by any.
+        for param in unit.params:
+            for chunk in stages.own if id(param) not in chunk_of else (chunk_of[id(param)],):
+                found[chunk].add(unit.index)
+    return {chunk: frozenset(indices) for chunk, indices in found.items()}

@@ -1,0 +1,1 @@
+"""Parts of cutting a plain model into chunks; `cut.py` puts them together."""

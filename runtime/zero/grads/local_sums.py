@@ -1,0 +1,96 @@
+"""Gradients of whole units, summed up over micro steps on one rank until one reduction an update takes them.
+
+How and when they are reduced is decided in `reducer.py`; where the reduced ones go, in `sums.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ...memory.arena import room_for
+from ...memory.arenas import Arenas
+from ...mesh.sums import add_scaled, set_scaled
+from ..units.unit import ParamUnit
+
+
+class LocalSums:
+    """fp32 sums, one a unit, of which this rank alone has contributed.
+
+    A unit that is owned whole is summed up where its reduced gradient will lie; the others take 4 bytes an element.
+
+    Args:
+        units: units whose gradients are summed up here.
+        in_place: whether a unit's `grad_sum` may be used for it.
+        device: device of the gradients.
+        memory: arenas that the sums are reserved in.
+    """
+
+    def __init__(self, units: Iterable[ParamUnit], *, in_place: bool, device: torch.device, memory: Arenas) -> None:
+        units = list(units)
+        shared = {unit.index: unit.grad_sum for unit in units if in_place and _is_whole(unit)}
+        apart = [unit for unit in units if unit.index not in shared]
+        self._sums: dict[int, Tensor] = dict(shared)
+        self._begun: set[int] = set()
+        #: Bytes of the sums that lie apart.
+        self.nbytes = sum(unit.layout.padded_numel for unit in apart) * torch.float32.itemsize
+        if apart:
+            room = memory.reserve(
+                "gradients summed here",
+                room_for([unit.layout.padded_numel for unit in apart]),
+                lambda numel: torch.zeros(numel, dtype=torch.float32, device=device),
+            )
+            for unit in apart:
+                self._sums[unit.index] = room.take(unit.layout.padded_numel)
+
+    def __contains__(self, index: int) -> bool:
+        """Whether a unit is summed up here."""
+        return index in self._sums
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there are sums that no reduction has taken."""
+        return bool(self._begun)
+
+    @property
+    def begun(self) -> frozenset[int]:
+        """Numbers of the units with sums that no reduction has taken."""
+        return frozenset(self._begun)
+
+    def buffers(self) -> list[Tensor]:
+        """Returns the memory of all sums; not to be written to."""
+        return list(self._sums.values())
+
+    def add(self, index: int, flat_N: Tensor, factor: float) -> None:
+        """Adds `factor * flat_N` to a unit's sum, in fp32."""
+        (add_scaled if index in self._begun else set_scaled)(self._sums[index], flat_N, factor)
+        self._begun.add(index)
+
+    def add_at(self, index: int, start: int, part_N: Tensor) -> None:
+        """Adds to a part of a unit's sum."""
+        if index not in self._begun:
+            self._sums[index].zero_()
+            self._begun.add(index)
+        self._sums[index].narrow(0, start, part_N.numel()).add_(part_N)
+
+    def read(self, index: int) -> Tensor | None:
+        """Returns a unit's sum; None where nothing was added. Not to be written to."""
+        return self._sums[index] if index in self._begun else None
+
+    def take(self, index: int) -> Tensor:
+        """Returns a unit's sum for its reduction, zeros where nothing was added, and forgets it."""
+        total = self._sums[index]
+        if index not in self._begun:
+            total.zero_()
+        self._begun.discard(index)
+        return total
+
+    def forget(self) -> None:
+        """Forgets all sums."""
+        self._begun.clear()
+
+
+def _is_whole(unit: ParamUnit) -> bool:
+    return unit.grad_sum.numel() == unit.layout.padded_numel and unit.grad_sum.dtype == torch.float32
