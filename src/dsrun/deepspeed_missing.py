@@ -39,8 +39,11 @@ REASONS: Mapping[str, str] = {
         "module_inject.* replace_transformer_layer set_autotp_mode tp_model_init load_ds_config "
         "merge_tp_model_init_into_config record_tp_model_init_args runtime.tensor_parallel runtime.domino"
     ),
-    "there are no pipeline stages: train the whole model by forward, backward and step; ZeRO stage 3 spreads it": (
-        "PipelineEngine PipelineModule DualPipeVEngine DualPipeVModule pipe"
+    "`pipeline.schedule` has others; `zbv` too has a rank's two chunks in a V": (
+        "DualPipeVEngine DualPipeVModule pipe.DualPipeVModule pipe.dualpipev"
+    ),
+    "engine.train_batch runs the schedule of `pipeline.schedule`, and sends between stages, by itself": (
+        "pipe.p2p pipe.*"
     ),
     "there is no sequence parallelism: dsrun.long_sequence keeps small what grows with the sequence": (
         "sequence runtime.sequence_parallel.*"

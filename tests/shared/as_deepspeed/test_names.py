@@ -31,6 +31,8 @@ MISSING = {
     "deepspeed.no_such": "module 'deepspeed' has no attribute 'no_such': dsrun has no such name",
     "import deepspeed.zero": "deepspeed.zero is an attribute and no module: write `from deepspeed import zero`",
     "deepspeed.get_accelerator().create_op_builder": "create_op_builder is not there: nothing is compiled",
+    "from deepspeed.pipe import DualPipeVModule": "deepspeed.pipe.DualPipeVModule is not there: `pipeline.schedule`",
+    "from deepspeed.runtime.pipe import p2p": "deepspeed.runtime.pipe.p2p is not there: engine.train_batch runs",
     # Names that DeepSpeed had before 0.19.8, and that scripts still import.
     "from deepspeed.ops.sparse_attention import SparseSelfAttention": "attention is the model's own",
     "from deepspeed.compression.compress import init_compression": "dsrun trains weights as they are",

@@ -10,6 +10,7 @@ __all__, __getattr__, __dir__ = face(
         "dsrun": [
             "DeepSpeedEngine",
             "OnDevice",
+            "PipelineModule",
             "add_config_arguments",
             "comm as dist",
             "init_distributed",
@@ -22,6 +23,7 @@ __all__, __getattr__, __dir__ = face(
         "deepspeed.runtime.base_optimizer": ["DeepSpeedOptimizer"],
         "deepspeed.runtime.config": ["DeepSpeedConfig", "DeepSpeedConfigError", "MUON_OPTIMIZER"],
         "deepspeed.runtime.dataloader": ["DeepSpeedDataLoader"],
+        "deepspeed.runtime.pipe.engine": ["PipelineEngine"],
         "deepspeed.runtime": ["zero"],
         "deepspeed.runtime.activation_checkpointing": ["checkpointing"],
     },
