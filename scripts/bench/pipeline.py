@@ -1,0 +1,176 @@
+"""Pipelines against torch.distributed.pipelining and DeepSpeed's: speed of a step, idle time, cost of an action.
+
+    python scripts/bench/pipeline.py [--deepspeed-python PYTHON] [--only steps sleeping actions] [--runs 9] [--json F]
+
+All contenders train one model, cut at the same layers, on the same micro batches, one thread a rank, each in processes
+of its own, which live through the section and take turns, one step at a time: figures of a round are neighbours in
+time, and ratios are medians of ratios within a round. A step is the slowest rank's. Losses must agree, or the section
+fails. A machine with fewer idle cores than ranks shows other figures: what runs beside it takes the turns of a stage.
+
+Sections:
+    steps     a step of a small GPT, 2 ranks, 8 micro batches, fp32, and one rank without a pipeline
+    sleeping  a step of 4 ranks whose stages sleep, 10 ms forward and 20 ms backward: what is lost is the pipeline's
+    actions   processor time of the executor an action, stages that compute nothing
+
+DeepSpeed belongs into an environment of its own, and is left out without one; its pipeline has no interleaving:
+    python -m venv /tmp/ds && DS_BUILD_OPS=0 /tmp/ds/bin/pip install torch deepspeed==0.19.8
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from pipeline_parts.empty_stages import seconds_an_action
+from pipeline_parts.job import Job
+from pipeline_parts.team import Team
+from sections import measure
+from zero_peers.figures import Figures
+
+#: How far losses of contenders may lie apart, by the larger one: roundings of fp32 in another order.
+_LOSS_TOLERANCE = 1e-4
+_GPT = Job("plain", ranks=2, model="gpt", layers=8, micros=8, hidden=256, seq=128)
+_SLEEP = Job("plain", ranks=4, model="sleep", layers=4, micros=8, forward_ms=10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to measure.
+
+    Attributes:
+        deepspeed_python: an interpreter that has DeepSpeed; None: without it.
+        runs: rounds that count.
+        contenders: names of the contenders beside the floor.
+    """
+
+    deepspeed_python: str | None
+    runs: int
+    contenders: tuple[str, ...]
+
+    def team(self, job: Job) -> Team:
+        """Returns the ranks of a job."""
+        if job.contender != "deepspeed":
+            return Team(job)
+        assert self.deepspeed_python is not None, "it is no contender then"
+        return Team(job, python=self.deepspeed_python)
+
+
+def take_turns(teams: Sequence[tuple[str, Team]], rounds: int) -> dict[str, list[dict[str, float]]]:
+    """Returns the rounds' steps by row: each team in turn, once a round, after two rounds that do not count.
+
+    Raises:
+        RuntimeError: contenders do not compute the same losses.
+    """
+    taken: dict[str, list[dict[str, float]]] = {row: [] for row, _ in teams}
+    for round_ in range(-2, rounds):
+        # Whoever comes first finds another machine than who comes after it: so nobody always does.
+        turn = round_ % len(teams)
+        for row, team in [*teams[turn:], *teams[:turn]]:
+            found = team.step()
+            if round_ >= 0:
+                taken[row] += found
+    for losses in zip(*([step["loss"] for step in steps] for steps in taken.values()), strict=True):
+        if max(losses) - min(losses) > _LOSS_TOLERANCE * max(losses):
+            raise RuntimeError(
+                f"contenders do not train the same model: losses {dict(zip(taken, losses, strict=True))}"
+            )
+    return taken
+
+
+# Sections
+
+
+def steps(options: Options) -> list[Figures]:
+    """Times steps of two ranks."""
+    job = _GPT
+    ideal = job.ranks * job.micros / (job.micros + job.ranks - 1)
+    table = Figures(f"A step, {job.layers} blocks of {job.hidden}, {job.seq} tokens, p 2, M {job.micros}, fp32", "s")
+    with ExitStack() as stack:
+        jobs = [(name, replace(job, contender=name)) for name in options.contenders]
+        jobs.append(("one rank", replace(job, contender="plain", ranks=1)))
+        teams = [(row, stack.enter_context(options.team(each))) for row, each in jobs]
+        taken = take_turns(teams, options.runs)
+    for row, found in taken.items():
+        for step in found:
+            table.add(row, step["step_s"])
+            table.add(f"{row}, CPU of all ranks", step["cpu_s"])
+    table.demand_ratio("dsrun", "torch", most=0.95)
+    table.demand_ratio("dsrun", "deepspeed", most=0.8)
+    # One rank takes `ideal` times as long as two whose only loss is the bubble.
+    table.demand_ratio("one rank", "dsrun", least=0.93 * ideal)
+    for row in options.contenders:
+        table.notes[row] = f"{table.ratio('one rank', row):.3f} times as fast as one rank; at best {ideal:.3f}"
+    return [table]
+
+
+def sleeping(options: Options) -> list[Figures]:
+    """Times steps whose stages sleep; what is above the schedule's own length is messages and bookkeeping."""
+    tables: list[Figures] = []
+    for schedule, chunks in (("1f1b", 1), ("interleaved", 2)):
+        job = replace(_SLEEP, schedule=schedule, chunks=chunks, layers=_SLEEP.ranks * chunks)
+        job = replace(job, forward_ms=_SLEEP.forward_ms / chunks)
+        # M forwards and backwards of a rank, and p - 1 of one chunk that the first and the last rank wait.
+        ideal_s = (job.micros + (job.ranks - 1) / chunks) * 3 * _SLEEP.forward_ms / 1e3
+        table = Figures(f"A step of 4 ranks that sleep, {schedule}, M {job.micros}; {ideal_s:.4g} s at best", "s")
+        with ExitStack() as stack:
+            names = [name for name in options.contenders if name != "deepspeed" or chunks == 1]
+            teams = [(name, stack.enter_context(options.team(replace(job, contender=name)))) for name in names]
+            taken = take_turns(teams, options.runs)
+        for row, found in taken.items():
+            for step in found:
+                table.add(row, step["step_s"])
+        for row in taken:
+            table.notes[row] = f"{table.median(row) / ideal_s:.3f} x the best"
+        if "dsrun" in taken:
+            table.demand("dsrun by the best <= 1.03", table.median("dsrun") / ideal_s, most=1.03)
+        tables.append(table)
+    return tables
+
+
+def actions(options: Options) -> list[Figures]:
+    """Times the executor alone."""
+    table = Figures("Processor time of the executor an action: 2 ranks, 1f1b, M 64, stages that compute nothing", "us")
+    for _ in range(options.runs):
+        table.add("first rank", seconds_an_action(0) * 1e6)
+        table.add("last rank", seconds_an_action(1) * 1e6)
+    for row in table.values:
+        table.demand(f"{row} <= 30", table.median(row), most=30.0)
+    return [table]
+
+
+SECTIONS: dict[str, Callable[[Options], list[Figures]]] = {
+    "steps": steps,
+    "sleeping": sleeping,
+    "actions": actions,
+}
+
+
+def main() -> None:
+    """Runs the sections that are asked for, and prints each when it is done."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--deepspeed-python", default=os.environ.get("DSRUN_PEER_PYTHON"), help="has DeepSpeed; also $DSRUN_PEER_PYTHON"
+    )
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION")
+    parser.add_argument("--contenders", nargs="+", choices=("dsrun", "torch", "deepspeed"), help="default: all")
+    parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    asked: list[str] | None = args.contenders
+    if asked and "deepspeed" in asked and args.deepspeed_python is None:
+        parser.error("deepspeed: no interpreter that has it; give --deepspeed-python")
+    found = asked or ["dsrun", "torch", *([] if args.deepspeed_python is None else ["deepspeed"])]
+    options = Options(args.deepspeed_python, args.runs, tuple(found))
+    machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+    print(f"python {platform.python_version()}, torch {torch.__version__}, {machine}\n")
+    measure(SECTIONS, args.only, options, runs=options.runs, json_file=args.json)
+
+
+if __name__ == "__main__":
+    main()

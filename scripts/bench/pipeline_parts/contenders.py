@@ -1,0 +1,150 @@
+"""The contenders: each builds its part of the model and takes a step. Each imports what it needs when it is built."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .job import Job
+from .model import bounds_of, layers_of, loss_of
+
+LEARNING_RATE = 1e-4
+Batch = list[tuple[Tensor, Tensor]]
+
+
+class Trainer(Protocol):
+    """What a contender offers."""
+
+    def step(self, batch: Batch) -> float | None:
+        """Trains on all micro batches and updates the weights; returns the mean loss, None where it is not known."""
+        ...
+
+
+def build(job: Job, rank: int) -> Trainer:
+    """Returns a contender's rank."""
+    match job.contender:
+        case "plain":
+            return _Plain(job)
+        case "torch":
+            return _Torch(job, rank)
+        case "deepspeed":
+            return _DeepSpeed(job)
+        case "dsrun":
+            return _Dsrun(job)
+        case _:
+            raise AssertionError(f"unknown contender {job.contender!r}")
+
+
+def _adamw(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.parameters(), lr=LEARNING_RATE, fused=True)
+
+
+class _Plain:
+    """One rank without a pipeline."""
+
+    def __init__(self, job: Job) -> None:
+        self._model = nn.Sequential(*layers_of(job))
+        self._optimizer = _adamw(self._model)
+
+    def step(self, batch: Batch) -> float:
+        total = 0.0
+        for inputs, labels in batch:
+            loss = loss_of(self._model(inputs), labels) / len(batch)
+            loss.backward()
+            total += float(loss.detach())
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return total
+
+
+class _Torch:
+    """torch.distributed.pipelining on Gloo, the model cut by hand."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        import torch.distributed as dist
+        from torch.distributed import pipelining
+
+        dist.init_process_group("gloo")
+        layers, bounds = layers_of(job), bounds_of(job)
+        count = job.ranks * job.chunks
+        stages: list[Any] = [
+            pipelining.PipelineStage(
+                nn.Sequential(*layers[bounds[chunk] : bounds[chunk + 1]]), chunk, count, torch.device("cpu")
+            )
+            for chunk in range(rank, count, job.ranks)
+        ]
+        self._is_first, self._is_last = rank == 0, rank == job.ranks - 1
+        self._modules = nn.ModuleList(stage.submod for stage in stages)
+        self._optimizer = _adamw(self._modules)
+        if job.schedule == "1f1b":
+            self._schedule: Any = pipelining.Schedule1F1B(stages[0], job.micros, loss_fn=loss_of)
+        else:
+            self._schedule = pipelining.ScheduleInterleaved1F1B(stages, job.micros, loss_fn=loss_of)
+
+    def step(self, batch: Batch) -> float | None:
+        # It takes the whole batch, and cuts it into micro batches along the first dimension.
+        inputs, labels = (torch.cat(parts) for parts in zip(*batch, strict=True))
+        losses: list[Tensor] = []
+        args = (inputs,) if self._is_first else ()
+        if self._is_last:
+            self._schedule.step(*args, target=labels, losses=losses)
+        else:
+            self._schedule.step(*args)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return float(torch.stack(losses).mean()) if losses else None
+
+
+class _DeepSpeed:
+    """DeepSpeed's PipelineEngine on Gloo."""
+
+    def __init__(self, job: Job) -> None:
+        import deepspeed  # pyright: ignore[reportMissingImports]
+        from deepspeed.pipe import PipelineModule  # pyright: ignore[reportMissingImports]
+
+        deepspeed.init_distributed("gloo")
+        # It cuts by class names or sizes; `uniform` cuts layers that sleep evenly, and blocks of one class as well.
+        method = "uniform" if job.model == "sleep" else "type:Block"
+        module: Any = PipelineModule(
+            layers_of(job), num_stages=job.ranks, loss_fn=loss_of, partition_method=method, seed_layers=False
+        )
+        config = {
+            "train_micro_batch_size_per_gpu": job.samples,
+            "gradient_accumulation_steps": job.micros,
+            "steps_per_print": 1_000_000,
+        }
+        self._engine: Any = deepspeed.initialize(
+            model=module, config=config, optimizer=_adamw(module), dist_init_required=False
+        )[0]
+
+    def step(self, batch: Batch) -> float:
+        return float(self._engine.train_batch(iter(batch)))
+
+
+class _Dsrun:
+    """dsrun, the model as a list of layers."""
+
+    def __init__(self, job: Job) -> None:
+        import dsrun
+        from dsrun.pipe import PipelineModule
+
+        config = {
+            "train_micro_batch_size_per_gpu": job.samples,
+            "gradient_accumulation_steps": job.micros,
+            "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "weight_decay": 0.01}},
+            "steps_per_print": 1_000_000,
+            "pipeline": {"stages": job.ranks, "schedule": job.schedule, "virtual_stages": job.chunks},
+        }
+        module = PipelineModule(
+            layers_of(job),
+            num_stages=job.ranks,
+            loss_fn=loss_of,
+            partition_method=bounds_of(job),
+            virtual_stages=job.chunks,
+        )
+        self._engine: Any = dsrun.initialize(model=module, config=config)[0]
+
+    def step(self, batch: Batch) -> float:
+        return float(self._engine.train_batch(iter(batch)))
