@@ -25,6 +25,7 @@ FACES: dict[str, set[str]] = {
     "dsrun.ops.adam": set(),
     "dsrun.ops.lamb": set(),
     "dsrun.ops.lion": set(),
+    "dsrun.pipe": set(),
     "dsrun.utils": set(),
     "dsrun.zero": set(),
 }

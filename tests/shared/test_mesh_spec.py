@@ -90,3 +90,13 @@ def test_a_rank_outside_is_refused() -> None:
         LARGE.coordinate(4096)
     with pytest.raises(AssertionError, match="outside the mesh"):
         LARGE.peers(4096, ("data",))
+
+
+def test_stages_are_numbered_along_the_pipe_axis_and_a_tied_parameter_has_the_ranks_of_all_its_stages() -> None:
+    assert LARGE.stages == 8
+    assert [LARGE.stage_of(rank) for rank in (0, 511, 512, 4095)] == [0, 0, 1, 7]
+    small = MeshSpec((Axis("pipe", 4, ("pipe",)), Axis("data", 2, ("replica", "batch", "shard"))))
+    assert small.replicas_over(7, (), (0, 3)) == (0, 1, 6, 7)
+    assert small.replicas_over(0, (), (0, 1, 2, 3)) == small.peers(0, small.role_axes("world"))
+    plain = MeshSpec((Axis("data", 2, ("replica", "batch", "shard")),))
+    assert (plain.stages, plain.stage_of(1)) == (1, 0)
