@@ -17,6 +17,10 @@ from dsrun.errors import InputError, ModelError
 from ...data.repeating import RepeatingLoader
 from ...mesh.join.groups import ProcessGroupMesh
 from ...parallel.pipeline.engine_class import PipelineError
+from ...parallel.pipeline.grid import PipelineParallelGrid
+from ...parallel.pipeline.module import PipelineModule
+from ...parallel.pipeline.ranks import JobRank
+from ...parallel.pipeline.topology import PipeDataParallelTopology
 from ..components import Components
 from ..progress import Progress
 from ..training.micro_batch import LossFunction
@@ -39,6 +43,7 @@ class BatchCalls:
     """Calls for whole global batches; the engine's components do what they ask."""
 
     _batch_source: BatchSource
+    _grid: PipelineParallelGrid | None = None
     _components: Components
     _mesh: ProcessGroupMesh
     _progress: Progress
@@ -250,6 +255,18 @@ class BatchCalls:
 
     def get_additional_losses(self) -> None:
         """Returns None: losses beside the model's own are not collected over stages."""
+
+    @property
+    def grid(self) -> PipelineParallelGrid:
+        """This rank's place among stages and their copies; DeepSpeed's engines have it where there are stages."""
+        module = self._components.scheduled.stages.module
+        if isinstance(module, PipelineModule):
+            return module.mpu()
+        if self._grid is None:
+            info, stages = self._mesh.info, self._mesh.pipe.size
+            topology = PipeDataParallelTopology(stages, info.world_size // stages)
+            self._grid = PipelineParallelGrid(topology, job=JobRank(info.rank, info.world_size))
+        return self._grid
 
     @property
     def num_stages(self) -> int:

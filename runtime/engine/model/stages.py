@@ -124,7 +124,7 @@ def cut_into_stages(
 
 
 def note_class(engine: object, chunks: CutModel) -> None:
-    """Has `isinstance(engine, PipelineEngine)` be true, and `engine.grid` be there, where DeepSpeed's would have them.
+    """Has `isinstance(engine, PipelineEngine)` be true where it would be of DeepSpeed's engine.
 
     Args:
         engine: engine of the model.
@@ -133,7 +133,6 @@ def note_class(engine: object, chunks: CutModel) -> None:
     module = chunks.stages.module
     if isinstance(module, PipelineModule):
         note_stages(engine)
-        engine.__dict__["grid"] = module.mpu()
 
 
 def _placement(schedule: str) -> str:

@@ -78,9 +78,9 @@ class _Live:
     """What a chunk keeps of a micro batch between its forward and its backward.
 
     Attributes:
-        received: what it got, and which of that carries gradients.
+        received: value from the chunk before, and the tensors of it that carry gradients.
         outputs: tensors that its backward begins at.
-        value: what it returned, until it has been handed on.
+        value: value for the next chunk, until it has been handed on.
         grads: gradient of each output, from the next chunk.
         input_grads: gradients of what it received, until they have been handed back.
     """

@@ -194,7 +194,7 @@ class _Queue:
     """What one backward leaves for later, in the order in which it came.
 
     Attributes:
-        products: what is to be made.
+        products: products that are to be made.
         params: ids of the parameters that get gradients of it.
     """
 
@@ -223,7 +223,7 @@ class _Call:
     Args:
         name: qualified name of the layer.
         module: the layer.
-        owner: what says where its gradients are queued.
+        owner: layers that have the open queue.
     """
 
     def __init__(self, name: str, module: nn.Module, owner: DeferredWeightGrads) -> None:

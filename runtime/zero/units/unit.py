@@ -64,8 +64,8 @@ class ParamUnit:
         params: the model's parameters, in the order of `layout.extents`.
         placement: axes of ranks that the parameters are no plain replicas along.
         replicas: ranks that hold the same elements: they share out its state and sum up its gradients.
-        ties: of `replicas` those with the same samples, where several stages use the parameters: whoever adds up over
-            them first gets the bits that one rank with all uses has. None where these are all of `replicas`.
+        ties: ranks of `replicas` with the same samples, where several stages use the parameters: a sum over them first
+            has the bits of one rank with all uses. None where these are all of `replicas`.
         divide_before: divisor of gradients before they are summed over `replicas`, in the dtype that travels:
             it keeps sums of 16-bit gradients over many ranks from overflowing.
         divide_by: total divisor of the sum of gradients over `replicas`.

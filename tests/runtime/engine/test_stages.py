@@ -359,19 +359,3 @@ def test_stage_3_with_a_tied_weight_is_refused_by_name(stages: Callable[[int], N
     stages(2)
     with pytest.raises(ModelError, match="`tie_of_first` is used by pipeline stages 0 and 1"):
         run_ranks(2, 1, lambda engine, at, data_rank: None, 3, tied=True)
-
-
-def test_only_losses_of_the_last_stage_are_told(
-    stages: Callable[[int], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    stages(2)
-
-    def body(engine: Any, at: int, data_rank: int) -> float:
-        x_BH = torch.randn(MICRO, WIDTH, generator=torch.Generator().manual_seed(data_rank))
-        loss = engine(x_BH)
-        engine.backward(loss)
-        engine.step()
-        return loss.item()
-
-    losses = run_ranks(2, 2, body, 1, gradient_accumulation_steps=1, steps_per_print=1)
-    assert f"loss {(losses[2] + losses[3]) / 2:.4f}" in capsys.readouterr().out
