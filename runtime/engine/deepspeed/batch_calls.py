@@ -91,10 +91,11 @@ class BatchCalls:
                 "batch that engine.backward has begun",
                 hint="end the global batch with engine.step(), or use engine.train_batch alone",
             )
+        scheduled = self._components.scheduled
+        scheduled.check_lanes("engine.train_batch")
         if not self.module.training:
             self.module.train()
         micros = self.gradient_accumulation_steps()
-        scheduled = self._components.scheduled
         items = self._draw(data_iter, micros, "engine.train_batch")
         scheduled.train(items, micros, scheduled.loss_fn if loss_fn is None else loss_fn)
         self._progress.micro_steps_done = micros - 1
@@ -148,6 +149,7 @@ class BatchCalls:
             raise InputError(f"engine.eval_batch: num_micro_batches is {micros}", hint="expected at least 1")
         self._components.check_trains.check_there("engine.eval_batch")
         scheduled = self._components.scheduled
+        scheduled.check_lanes("engine.eval_batch")
         items = self._draw(data_iter, micros, "engine.eval_batch")
         was_training = self.module.training
         self.module.eval()

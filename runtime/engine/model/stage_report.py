@@ -31,7 +31,9 @@ def pipeline_record(stages: Stages, partition: Partition, settings: Config) -> d
     made = make_schedule(name, ranks=ranks, micros=micros, virtual=virtual)
     chunks = len(stages.rank_of)
     bubble = simulate(made, equal_costs(chunks)).bubble_share
-    sums = [sum(partition.costs[n] for n in partition.layers_of(chunk)) for chunk in range(chunks)]
+    # Layers that are shared out by number, class or bounds were not weighed.
+    of_chunk = [partition.layers_of(chunk) if partition.costs else range(0) for chunk in range(chunks)]
+    sums = [sum(partition.costs[n] for n in layers) for layers in of_chunk]
     total = sum(sums)
     return {
         "stages": ranks,
@@ -48,7 +50,10 @@ def pipeline_record(stages: Stages, partition: Partition, settings: Config) -> d
 
 def pipeline_line(record: dict[str, Any]) -> str:
     """Returns the record as a line."""
-    layers = " | ".join(f"{first} to {end - 1}" if end > first else "none" for first, end in record["layers"])
+    layers = " | ".join(
+        f"{first} to {end - 1}" if end - first > 1 else str(first) if end > first else "none"
+        for first, end in record["layers"]
+    )
     chunks = f", {record['virtual_stages']} chunks a stage" if record["virtual_stages"] > 1 else ""
     return (
         f"dsrun: pipeline of {record['stages']} stages{chunks}: layers {layers}; {record['schedule']} over "

@@ -40,6 +40,9 @@ class Backwards:
         memory_watch: Sampler of memory during a step.
         report: Sum of the losses of a step.
         heartbeat: Writer of what this rank does, for the launcher that watches it.
+
+    Attributes:
+        place: Text in front of the phase that the launcher is told: the pipeline stage, where there are several.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Backwards:
         self._memory_watch = memory_watch
         self._report = report
         self._heartbeat = heartbeat
+        self.place = ""
         self._forwards = 0  # that train, since the last backward
         self._usual_forwards = 0  # before the first one
 
@@ -100,7 +104,7 @@ class Backwards:
         Args:
             is_part: Whether others of the same micro batch follow, through other parts of the model on this rank.
         """
-        self._heartbeat.beat(phase="backward")
+        self._heartbeat.beat(phase=f"{self.place}backward")
         self._compare_forwards()
         self._memory_watch.begin_backward(self._memory.kinds)
         writes, away = self._step.writes, self._step.away

@@ -96,6 +96,8 @@ class ScheduledBatches:
         self._mesh = mesh
         self._reducer = reducer
         self._backwards = backwards
+        if mesh.pipe.size > 1:
+            backwards.place = f"stage {mesh.pipe.rank} "
         self._guard = guard
         self._progress = progress
         self._report = report
@@ -130,7 +132,6 @@ class ScheduledBatches:
         Raises:
             ModelError: what is wrong with the data, the model or another rank.
         """
-        self._check_lanes("engine.train_batch")
         schedule = self._schedule("train", micros)
         try:
             self._executor.run(schedule, _TrainingWork(self, items, micros, loss_fn))
@@ -153,7 +154,6 @@ class ScheduledBatches:
         Returns:
             (output of the model, loss or None) of each micro batch; none on ranks without the last chunk.
         """
-        self._check_lanes("engine.eval_batch")
         work = _EvaluationWork(self, items, loss_fn, computes_loss=computes_loss)
         try:
             with torch.no_grad():
@@ -185,7 +185,7 @@ class ScheduledBatches:
 
     def begin_forward(self, chunk: int, micro: MicroBatch) -> None:
         """Tells that a chunk's forward that trains begins."""
-        self._heartbeat.beat(phase="forward")
+        self._heartbeat.beat(phase=f"{self._backwards.place}forward")
         if chunk == 0:
             self._report.add_tokens(count_tokens(micro.args, micro.kwargs))
         self._memory_watch.begin_forward(self._progress.counters.global_steps + 1, self._memory.kinds)
@@ -251,8 +251,17 @@ class ScheduledBatches:
         self._progress.restart_batch()
         self._report.forget_losses()
 
-    def _check_lanes(self, where: str) -> None:
-        """Refuses a batch after one that has failed between stages: messages of that may still come."""
+    def check_lanes(self, where: str) -> None:
+        """Refuses a batch after one that has failed between stages: messages of that may still come.
+
+        To be asked before any collective of a batch, which the other ranks may not enter.
+
+        Args:
+            where: name of the call, for the error.
+
+        Raises:
+            ModelError: an earlier batch has failed, and there are several stages.
+        """
         if self._has_failed and self._mesh.links.size > 1:
             raise ModelError(
                 f"{where}: an earlier batch has failed on this rank, and the stages are not at one place any more",
@@ -315,17 +324,16 @@ class _Items:
         self._loss_fn = loss_fn
         self._where = where
         last = len(batches.stages.rank_of) - 1
-        needs = [c for c in batches.stages.own if batches.stages.needs_batch or c in (0, last)]
-        self._last_use = max(needs, default=-1)
+        self._needing = {chunk for chunk in batches.stages.own if batches.stages.needs_batch or chunk in (0, last)}
 
     def of(self, chunk: int, micro: int) -> MicroBatch:
         """Returns a micro batch as a chunk needs it; an empty one where it needs none."""
-        if not self._left:
+        if not self._left or chunk not in self._needing:
             return MicroBatch((), {})
         if micro not in self._read:
             self._read[micro] = self._batches.read(self._left[micro], self._loss_fn, where=self._where)
             self._left[micro] = None
-        return self._read.pop(micro) if chunk == self._last_use else self._read[micro]
+        return self._read.pop(micro) if chunk == max(self._needing) else self._read[micro]
 
 
 class _TrainingWork:

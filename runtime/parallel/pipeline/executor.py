@@ -206,12 +206,13 @@ class _Run:
         if chunk == self._last:
             live.outputs = () if value is None else (value,)
             live.grads = (None,)
+        elif self._is_here(chunk + 1):
+            self._here[chunk + 1, micro] = value
+            live.outputs = pack(value, dtype=None, where=_place(chunk))[2]
         else:
             live.value = value
-            if self._is_here(chunk + 1):
-                self._here[chunk + 1, micro] = value
-                live.outputs = pack(value, dtype=None, where=_place(chunk))[2]
-        self._live[chunk, micro] = live
+        if torch.is_grad_enabled() or live.value is not None:
+            self._live[chunk, micro] = live
 
     def _handed_over(self, chunk: int, micro: int) -> Boundary:
         """Returns what a chunk of this rank has made for the next one, cut off from its graph."""
@@ -222,6 +223,8 @@ class _Run:
         live = self._live[chunk, micro]
         header, tensors, live.outputs = pack(live.value, dtype=self._dtype, where=_place(chunk))
         live.value = None
+        if not torch.is_grad_enabled():
+            del self._live[chunk, micro]  # no backward will ask
         self._send(tensors, header, chunk + 1, Lane.ACTIVATIONS, micro)
 
     def _receive_forward(self, chunk: int, micro: int) -> None:
