@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dsrun
+from dsrun.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
+from dsrun.runtime.parallel.pipeline.ranks import JobRank
 from support.threaded_ranks import ranks_of_threads
 
 CPU = torch.device("cpu")
@@ -120,12 +122,25 @@ def run(
     case: Case,
     body: Callable[[Any, int], Any] | None = None,
     make: Callable[[], nn.Module] | None = None,
+    *,
+    of_rank: Callable[[int], nn.Module] | None = None,
     **words: Any,
 ) -> list[Any]:
-    """Runs `body(engine, data rank)` on every rank of a case; `words` go to `dsrun.initialize`."""
+    """Runs `body(engine, data rank)` on every rank of a case, and returns what it has returned.
+
+    Args:
+        case: the case.
+        body: function that each rank runs; None: `train`.
+        make: function that makes the model, which is copied for every rank; None: `Model`.
+        of_rank: function that makes the model of a rank, in its place.
+        words: further arguments of `dsrun.initialize`.
+    """
     torch.manual_seed(7)
-    first = make() if make is not None else Model(tied=case.tied, dropout=case.dropout)
-    models = [first, *(copy.deepcopy(first) for _ in range(1, case.ranks))]
+    if of_rank is not None:
+        models = [of_rank(rank) for rank in range(case.ranks)]
+    else:
+        first = make() if make is not None else Model(tied=case.tied, dropout=case.dropout)
+        models = [first, *(copy.deepcopy(first) for _ in range(1, case.ranks))]
 
     def rank(collectives: LoopbackCollectives) -> Any:
         engine: Any = dsrun.initialize(model=models[collectives.rank], config=case.config(), **words)[0]
@@ -165,3 +180,38 @@ def assert_same(found: list[Ended], expected: Ended) -> None:
     for name, value in weights.items():
         whole = expected.weights.get(name, expected.weights["embedding.weight"])
         assert torch.equal(value, whole), name
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        return self.embedding(tokens_BT)
+
+
+class Layer(Block):
+    def forward(self, x_BTD: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x_BTD, torch.ones(()))
+
+
+def logits(module: Tokens, x_BTD: Tensor) -> Tensor:
+    return x_BTD @ module.embedding.weight.T
+
+
+def layers_of(case: Case) -> Callable[[int], nn.Module]:
+    """Returns what makes a rank's stage of a list of layers, whose first and last one have their weights in common."""
+
+    def of_rank(rank: int) -> nn.Module:
+        specs = [
+            TiedLayerSpec("tokens", Tokens, tied_weight_attr=["embedding.weight"]),
+            *(LayerSpec(Layer, 0.0) for _ in range(LAYERS)),
+            nn.LayerNorm(WIDTH),
+            TiedLayerSpec("tokens", Tokens, forward_fn=logits, tied_weight_attr=["embedding.weight"]),
+        ]
+        return PipelineModule(
+            specs, num_stages=case.stages, loss_fn=loss_fn, job=JobRank(rank, case.ranks), virtual_stages=case.virtual
+        )
+
+    return of_rank

@@ -108,6 +108,11 @@ class LocalTies:
                 self._homes[id(use.first)] = trained
                 use.total = torch.zeros_like(memory, dtype=torch.float32)
 
+    @property
+    def units(self) -> set[int]:
+        """Numbers of the units whose sums get those of further uses."""
+        return {unit.index for unit, _ in self._homes.values()}
+
     def take(self, chunk: int) -> None:
         """Adds the gradients of a chunk's backward to the sums of its uses."""
         for use in self._uses:

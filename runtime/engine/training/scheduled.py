@@ -111,7 +111,7 @@ class ScheduledBatches:
         self._autocast = autocast_of(settings)
         self._cast_inputs = DTYPES["fp16"] if settings.fp16.enabled and settings.fp16.auto_cast else None
         self._units = _units_by_chunk(stages, units)
-        self._tied = {unit.index for unit in units if unit.placement.stages}
+        self._tied = {unit.index for unit in units if unit.placement.stages} | chunks.ties.units
         self._schedules: dict[tuple[str, int], Schedule] = {}
 
     @property
@@ -227,7 +227,7 @@ class ScheduledBatches:
         """Begins the reduction of a chunk's gradients, where they are reduced once an update."""
         own = self._units.get(chunk)
         if own is not None:
-            # What stages have in common is reduced at the end, when all of them are there.
+            # What stages or chunks have in common is reduced at the end, when all of its gradients are there.
             shared = {index for other, units in self._units.items() if other != chunk for index in units}
             self._reducer.reduce_local(own - shared - self._tied)
 

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from dsrun.contract.environment import BACKEND_ENV, NONCE_KEY, RankInfo
-from dsrun.errors import DsrunError, LaunchError
+from dsrun.errors import DsrunError, LaunchError, ModelError
 from dsrun.mesh_spec import MeshSpec, Role
 
 from ...compat import HashStore, PrefixStore, Store, TCPStore, backends_of, store_of, timeout_of
@@ -476,14 +476,17 @@ def make_mesh(
     def among(ranks: tuple[int, ...]) -> Collectives:
         if len(ranks) == 1:
             return AloneCollectives()
-        group = take_inside(ranks)
-        made: C10dCollectives
         if backend == "nccl":
-            made = C10dCollectives(group, observer, where=where, device=device)
-        else:
-            made = _over_shared_memory(group, observer, where, take_inside) or GlooCollectives(
-                group, observer, reductions=group, where=where, device=torch.device("cpu")
+            # All ranks of the job would have to make such a group, and the others do not know of it.
+            raise ModelError(
+                f"model: ranks {' and '.join(map(str, ranks))} share a parameter of several pipeline stages, and NCCL "
+                "groups of some stages only are not made",
+                hint="untie the parameter, use 2 stages, or start with `--backend gloo`",
             )
+        group = take_inside(ranks)
+        made: C10dCollectives = _over_shared_memory(group, observer, where, take_inside) or GlooCollectives(
+            group, observer, reductions=group, where=where, device=torch.device("cpu")
+        )
         atexit.register(_leave_at_exit, [weakref.ref(made)], weakref.ref(where), os.getpid())
         return made
 

@@ -19,18 +19,25 @@ from ..units.unit import ParamUnit
 class LocalSums:
     """fp32 sums, one a unit, of which this rank alone has contributed.
 
-    A unit that is owned whole is summed up where its reduced gradient will lie; the others take 4 bytes an element.
+    fp32 gradients with a buffer of their own are summed up by autograd itself, in that buffer, which is *kept* from
+    micro step to micro step. A unit that is owned whole is summed up where its reduced gradient will lie. The others
+    take 4 bytes an element.
 
     Args:
         units: units whose gradients are summed up here.
         in_place: whether a unit's `grad_sum` may be used for it.
+        keeps: whether each unit has a gradient buffer of its own.
         device: device of the gradients.
         memory: arenas that the sums are reserved in.
     """
 
-    def __init__(self, units: Iterable[ParamUnit], *, in_place: bool, device: torch.device, memory: Arenas) -> None:
+    def __init__(
+        self, units: Iterable[ParamUnit], *, in_place: bool, keeps: bool, device: torch.device, memory: Arenas
+    ) -> None:
         units = list(units)
-        shared = {unit.index: unit.grad_sum for unit in units if in_place and _is_whole(unit)}
+        kept = {unit.index: unit.flat_grad for unit in units if keeps and unit.flat_grad.dtype == torch.float32}
+        self._kept = frozenset(kept)
+        shared = {unit.index: unit.grad_sum for unit in units if in_place and _is_whole(unit)} | kept
         apart = [unit for unit in units if unit.index not in shared]
         self._sums: dict[int, Tensor] = dict(shared)
         self._begun: set[int] = set()
@@ -50,6 +57,11 @@ class LocalSums:
         return index in self._sums
 
     @property
+    def has_kept(self) -> bool:
+        """Whether a gradient buffer holds a sum."""
+        return bool(self._begun & self._kept)
+
+    @property
     def has_any(self) -> bool:
         """Whether there are sums that no reduction has taken."""
         return bool(self._begun)
@@ -63,8 +75,22 @@ class LocalSums:
         """Returns the memory of all sums; not to be written to."""
         return list(self._sums.values())
 
+    def keeps(self, index: int) -> bool:
+        """Whether a unit's gradient buffer holds a sum, which the next micro step adds to."""
+        return index in self._begun and index in self._kept
+
+    def divide_kept(self, factor: float) -> None:
+        """Divides all sums in gradient buffers by a factor, which `add` will multiply them by."""
+        for index in self._begun & self._kept:
+            self._sums[index].div_(factor)
+
     def add(self, index: int, flat_N: Tensor, factor: float) -> None:
-        """Adds `factor * flat_N` to a unit's sum, in fp32."""
+        """Adds `factor * flat_N` to a unit's sum, in fp32; of a kept buffer, says that it has been added to."""
+        if index in self._kept:
+            if factor != 1.0:
+                self._sums[index].mul_(factor)
+            self._begun.add(index)
+            return
         (add_scaled if index in self._begun else set_scaled)(self._sums[index], flat_N, factor)
         self._begun.add(index)
 

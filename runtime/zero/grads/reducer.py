@@ -189,11 +189,13 @@ class GradReducer:
         self._moved_out = memory.growing(
             "moved-out gradients", lambda numel: torch.zeros(numel, dtype=first.dtype, device=first.device)
         )
-        # Gradients of a unit that no other rank has are whole sums at once, without traffic.
-        # But where sums go elsewhere, all come in one dtype.
+        # Gradients of a unit that no other rank has go into the sum at once, without traffic: but where autograd sums
+        # them up by itself, or where sums go elsewhere, which all come in one dtype.
+        keeps = once_an_update and sums_here and not shard_gradients
         shared = [unit for unit in units if once_an_update and unit.replicas.size > 1]
-        local = units if shared and not sums_here else shared
-        self._local = LocalSums(local, in_place=sums_here, device=first.device, memory=memory)
+        alone = [unit for unit in units if keeps and unit.dtype == torch.float32 and unit.replicas.size == 1]
+        local = units if shared and not sums_here else [*shared, *alone]
+        self._local = LocalSums(local, in_place=sums_here, keeps=keeps, device=first.device, memory=memory)
         self._comm_dtype = comm_dtype
         self._once: list[tuple[ParamUnit, Tensor, Pending]] = []  # reductions of sums that are under way
         self._may_stay = not shard_gradients and not once_an_update
@@ -282,11 +284,12 @@ class GradReducer:
         if scale != 1.0:
             for index in self._unreduced:  # they are multiplied with those of this micro step
                 self._progress[index].flat.mul_(1.0 / scale)
+            self._local.divide_kept(scale)
         self._advance()
 
     def lend(self, unit: ParamUnit) -> None:
         """Lets a backward that does not count put its gradients into the unit's buffer, until they are dropped."""
-        if unit.trains and unit.index not in self._unreduced:
+        if unit.trains and not self._holds_sum(unit):
             self._wait_readers(self._progress[unit.index].slot)
             unit.attach_grads()
 
@@ -320,7 +323,7 @@ class GradReducer:
             if holder is not None:
                 self._vacate(holder)
             self._wait_readers(progress.slot)
-            if unit.index not in self._unreduced:
+            if not self._holds_sum(unit):
                 unit.flat_grad.zero_()
             self._holder[progress.slot] = unit
             unit.begin_to_look()
@@ -414,11 +417,16 @@ class GradReducer:
             start: first element in the unit's buffer.
             grads_N: fp32, flat.
         """
+        assert all(unit is not one for one, _, _ in self._once), f"the reduction of {unit.label} has begun"
         if unit.index in self._local:
             self._local.add_at(unit.index, start, grads_N)
             return
         assert unit.replicas.size == 1, "gradients that ranks share are reduced once an update"
         self.sums.edit(unit.index).narrow(0, start, grads_N.numel()).add_(grads_N, alpha=1.0 / unit.divide_by)
+
+    def _holds_sum(self, unit: ParamUnit) -> bool:
+        """Whether a unit's buffer holds gradients of earlier micro steps."""
+        return unit.index in self._unreduced or self._local.keeps(unit.index)
 
     def _end_once(self) -> None:
         """Waits for the reductions that take place once an update."""
@@ -439,6 +447,7 @@ class GradReducer:
         to be reduced with it is lost: then nothing but `zero` helps.
         """
         added = any(progress.phase is _Phase.DONE for progress in self._progress)
+        added = added or self._local.has_kept
         self.is_torn = self.is_torn or (self._had_sums and added) or bool(self._unreduced)
         self._unreduced.clear()
         if not self._had_sums:
@@ -534,7 +543,7 @@ class GradReducer:
             unit = self._turn[self._cursor]
             progress = self._progress[unit.index]
             if progress.phase is _Phase.IDLE and unit.index not in self._used:
-                if unit.index not in self._unreduced:
+                if not self._holds_sum(unit):
                     self._make_zeros(unit)
                 progress.phase = _Phase.COMPLETE
             if progress.phase is not _Phase.COMPLETE:
