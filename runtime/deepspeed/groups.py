@@ -1,4 +1,4 @@
-"""Which ranks share what, by the names of DeepSpeed's `utils.groups`: every rank is a data-parallel one.
+"""Which ranks share what, by the names of DeepSpeed's `utils.groups`: ranks of one stage are data-parallel ones.
 
 Groups are torch's. An axis that dsrun does not have is of one rank: its size is 1 and a rank's place 0, as in DeepSpeed
 where it is not set up; who asks for the group itself is told so. Nothing is set up here.
@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from dsrun.contract.environment import noted_stages
 from dsrun.errors import ModelError
 
 __all__ = [
@@ -76,28 +77,37 @@ def get_data_parallel_group() -> Any:
     """Returns the group of all ranks.
 
     Raises:
-        ModelError: ranks have not joined.
+        ModelError: ranks have not joined, or the last engine has several pipeline stages.
     """
     _check_joined()
+    if noted_stages() > 1:
+        raise ModelError(
+            "deepspeed.utils.groups: a pipeline stage has some of all ranks, and no group of them is kept",
+            hint="engine.grid.get_data_parallel_group() makes one; the getters of ranks and sizes know the stages",
+        )
     return dist.group.WORLD
 
 
 def get_data_parallel_world_size() -> int:
-    """Returns the number of ranks.
+    """Returns the number of ranks with samples of their own: those of one pipeline stage.
 
     Raises:
         ModelError: ranks have not joined.
     """
     _check_joined()
-    return dist.get_world_size()
+    return dist.get_world_size() // noted_stages()
 
 
 def get_data_parallel_rank() -> int:
-    """Returns this rank.
+    """Returns this rank among those with samples of their own: those of its pipeline stage.
 
     Raises:
         ModelError: ranks have not joined.
     """
+    return _rank() % get_data_parallel_world_size()
+
+
+def _rank() -> int:
     _check_joined()
     return dist.get_rank()
 
@@ -118,7 +128,7 @@ def get_tensor_model_parallel_src_rank() -> int:
     Raises:
         ModelError: ranks have not joined.
     """
-    return get_data_parallel_rank()
+    return _rank()
 
 
 def get_tensor_model_parallel_group() -> NoReturn:
@@ -141,14 +151,23 @@ def get_model_parallel_group() -> NoReturn:
 
 get_model_parallel_world_size = _get_model_parallel_world_size = get_tensor_model_parallel_world_size
 get_model_parallel_rank = get_tensor_model_parallel_rank
-_get_data_parallel_group = _get_sequence_data_parallel_group = _clone_world_group = get_data_parallel_group
+_get_data_parallel_group = _get_sequence_data_parallel_group = get_data_parallel_group
+
+
+def _clone_world_group() -> Any:
+    """Returns the group of all ranks."""
+    _check_joined()
+    return dist.group.WORLD
+
+
 _get_data_parallel_world_size = _get_sequence_data_parallel_world_size = get_data_parallel_world_size
 _get_data_parallel_rank = _get_sequence_data_parallel_rank = get_data_parallel_rank
 
 
 def _get_data_parallel_group_ranks() -> range:
     """Returns all ranks."""
-    return range(get_data_parallel_world_size())
+    first, size = _rank() - get_data_parallel_rank(), get_data_parallel_world_size()
+    return range(first, first + size)
 
 
 def _get_broadcast_src_rank() -> int:

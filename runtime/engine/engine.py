@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, optim
 
 from dsrun.config.config import Config
-from dsrun.contract.environment import note_engine, stands_for_deepspeed
+from dsrun.contract.environment import note_engine, note_stages, stands_for_deepspeed
 from dsrun.errors import DsrunError, ModelError
 
 from ..memory.arenas import ArenaReport
@@ -151,6 +151,7 @@ class Engine(Getters, ConfigGetters, Calls, BatchCalls, TorchModule):
                 give_step(update.optimizer, update.shards, weakref.WeakMethod(self._step_without_schedule))
         self._end_with_engine()
         note_engine()
+        note_stages(mesh.pipe.size)
 
     @property
     def optimizer(self) -> optim.Optimizer | None:

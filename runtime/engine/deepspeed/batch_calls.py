@@ -5,6 +5,7 @@ DeepSpeed has these on its pipeline engine alone. What a batch consists of is in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from ...parallel.pipeline.ranks import JobRank
 from ...parallel.pipeline.topology import PipeDataParallelTopology
 from ..components import Components
 from ..progress import Progress
-from ..training.micro_batch import LossFunction
+from ..training.micro_batch import LossFunction, digest_of
 
 
 @dataclass(slots=True)
@@ -191,9 +192,9 @@ class BatchCalls:
         return losses / self._mesh.batch.size
 
     def _draw(self, data_iter: Iterator[Any] | None, micros: int, where: str) -> list[Any]:
-        """Returns the items of a global batch; ranks of a pipeline agree on whether there are enough.
+        """Returns the items of a global batch; ranks of a pipeline agree on whether there are enough, and on which.
 
-        Enters an all-reduce of one number over the pipeline.
+        Enters an all-reduce of three numbers over the pipeline.
         """
         items: list[Any] = []
         if self._components.scheduled.draws:
@@ -207,10 +208,20 @@ class BatchCalls:
         lacks = micros - len(items) if self._components.scheduled.draws else 0
         pipe = self._mesh.pipe
         if pipe.size > 1:
-            most = torch.tensor([float(lacks)], dtype=torch.float64, device=self._mesh.device)
-            pipe.all_reduce(most, op="max", label="micro batches that lack").wait()
-            with pipe.reading("micro batches that lack"):
-                lacks = int(most.item())
+            digest = float(digest_of(items))
+            mine = [float(lacks), digest, -digest] if items else [float(lacks), -math.inf, -math.inf]
+            most = torch.tensor(mine, dtype=torch.float64, device=self._mesh.device)
+            pipe.all_reduce(most, op="max", label="items of a global batch").wait()
+            with pipe.reading("items of a global batch"):
+                found = most.tolist()
+            lacks = int(found[0])
+            if not lacks and found[1] != -found[2]:
+                raise ModelError(
+                    f"{where}: the stages of a pipeline have drawn different items, so activations of one batch would "
+                    "meet labels of another",
+                    hint="shard the data by engine.get_data_parallel_rank() of engine.dp_world_size, and shuffle it "
+                    "alike on all stages; the loader that dsrun.initialize makes does",
+                )
         if lacks == micros:
             raise StopIteration
         if lacks:
@@ -284,6 +295,10 @@ class BatchCalls:
     def micro_batches(self) -> int:
         """Micro batches of a global batch, on one pipeline."""
         return self.gradient_accumulation_steps()
+
+    def get_data_parallel_rank(self) -> int:
+        """This rank's place among those that have other samples."""
+        return self._mesh.batch.rank
 
     def get_pipeline_parallel_rank(self) -> int:
         """Returns this rank's pipeline stage."""

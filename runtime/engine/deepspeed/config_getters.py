@@ -203,10 +203,6 @@ class ConfigGetters:
         """Share of the optimizer's state that `offload_optimizer` takes off the device; "auto" where memory decides."""
         return self._settings.zero_optimization.offload_optimizer.ratio
 
-    def get_data_parallel_rank(self) -> int:
-        """This rank's place among those that have other samples."""
-        return self.data_parallel_group.rank()
-
     @property
     def data_parallel_group(self) -> dist.ProcessGroup:
         """Process group of the ranks that have other samples: all ranks.

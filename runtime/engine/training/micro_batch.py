@@ -15,12 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from dsrun.errors import ModelError
 
+#: Values of a tensor that tell it from others.
+_DIGEST_NUMEL = 1 << 16
 #: (output of the model, labels) to a scalar.
 LossFunction = Callable[[Any, Any], Tensor]
 
@@ -107,6 +110,27 @@ def to_device(value: Any, device: torch.device) -> Any:
     if kind in (list, tuple):
         return kind(to_device(item, device) for item in value)
     return value
+
+
+def digest_of(value: Any) -> int:
+    """Returns 32 bits that tell items of data apart: structure, shapes, and values that lie on the CPU.
+
+    Of a large tensor the first values count.
+    """
+    return crc32(repr(_facts(value)).encode())
+
+
+def _facts(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        seen = value.detach().reshape(-1)[:_DIGEST_NUMEL] if value.device.type == "cpu" else value.new_zeros(0)
+        numbers = seen.double() if not seen.is_complex() else seen.abs().double()
+        weights = torch.arange(1, numbers.numel() + 1, dtype=torch.float64, device=numbers.device)
+        return tuple(value.shape), str(value.dtype), float(numbers.sum()), float(numbers @ weights)
+    if isinstance(value, Mapping):
+        return [(key, _facts(item)) for key, item in cast("Mapping[Any, Any]", value).items()]
+    if isinstance(value, (tuple, list)):
+        return [_facts(item) for item in cast("list[Any]", value)]
+    return value if isinstance(value, str | int | float | bool | None) else type(value).__name__
 
 
 def _found(output: Any) -> Any:

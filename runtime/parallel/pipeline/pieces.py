@@ -1,7 +1,7 @@
 """The layers of a model as pieces, alike on every rank whatever part of the model it has. Cuts nothing.
 
-A piece is a block of a stack, or an outermost module outside of stacks. What goes by pieces does not depend on where the
-model is cut: the random numbers of a layer, and which small parameters share a buffer.
+A piece is a block of a stack, or an outermost module outside of stacks. What goes by pieces does not depend on where
+the model is cut: the random numbers of a layer, and which small parameters share a buffer.
 """
 
 from __future__ import annotations

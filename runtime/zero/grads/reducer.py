@@ -527,6 +527,8 @@ class GradReducer:
 
     def _agree_on_order(self, forward_order: Sequence[ParamUnit]) -> list[ParamUnit]:
         """Returns the canonical order, see [Note: order of reductions]."""
+        if not self._units:
+            return []  # a pipeline stage that trains nothing, as all of its ranks know
         last = [unit for unit in self._units if unit not in forward_order]
         mine = [unit.index for unit in [*reversed(forward_order), *last]]
         order = torch.tensor(mine, dtype=torch.int64, device=self._units[0].device)

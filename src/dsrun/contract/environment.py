@@ -44,6 +44,8 @@ AS_DEEPSPEED_ENV = "DSRUN_AS_DEEPSPEED"
 SAID_DEEPSPEED_ENV = "DSRUN_AS_DEEPSPEED_SAID"
 #: Set once this process has made an engine.
 ENGINE_ENV = "DSRUN_ENGINE"
+#: Pipeline stages of this process's last engine, behind the process that has made it.
+STAGES_ENV = "DSRUN_STAGES"
 #: Option, `--local_rank`, that a rank's program gets as its first word, with the rank's number on its host; absent
 #: where it gets none. Taken out of the environment where the word is added.
 LOCAL_RANK_WORD_ENV = "DSRUN_LOCAL_RANK_WORD"
@@ -129,6 +131,17 @@ def take_local_rank_word(environ: MutableMapping[str, str]) -> list[str]:
 def note_engine() -> None:
     """Writes down that this process has made an engine; for `has_made_engine`."""
     os.environ[ENGINE_ENV] = str(os.getpid())
+
+
+def note_stages(stages: int) -> None:
+    """Writes down how many pipeline stages this process's last engine has; for `noted_stages`."""
+    os.environ[STAGES_ENV] = f"{os.getpid()} {stages}"
+
+
+def noted_stages() -> int:
+    """Returns the pipeline stages of this process's last engine; 1 before there is one."""
+    pid, _, stages = os.environ.get(STAGES_ENV, "").partition(" ")
+    return int(stages) if pid == str(os.getpid()) else 1
 
 
 def has_made_engine() -> bool:
