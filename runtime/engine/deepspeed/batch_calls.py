@@ -152,14 +152,15 @@ class BatchCalls:
         scheduled = self._components.scheduled
         scheduled.check_lanes("engine.eval_batch")
         items = self._draw(data_iter, micros, "engine.eval_batch")
-        was_training = self.module.training
+        were_training = [module for module in self.module.modules() if module.training]
         self.module.eval()
         try:
             found = scheduled.evaluate(
                 items, micros, scheduled.loss_fn if loss_fn is None else loss_fn, computes_loss=compute_loss
             )
         finally:
-            self.module.train(was_training)
+            for module in were_training:
+                module.training = True
         outputs = [output for output, _ in found] if self.is_last_stage() else None
         if not compute_loss:
             return outputs
@@ -194,7 +195,7 @@ class BatchCalls:
     def _draw(self, data_iter: Iterator[Any] | None, micros: int, where: str) -> list[Any]:
         """Returns the items of a global batch; ranks of a pipeline agree on whether there are enough, and on which.
 
-        Enters an all-reduce of three numbers over the pipeline.
+        Enters an all-reduce of five numbers over the pipeline.
         """
         items: list[Any] = []
         if self._components.scheduled.draws:
@@ -209,13 +210,20 @@ class BatchCalls:
         pipe = self._mesh.pipe
         if pipe.size > 1:
             digest = float(digest_of(items))
-            mine = [float(lacks), digest, -digest] if items else [float(lacks), -math.inf, -math.inf]
+            told = [digest, -digest] if items else [-math.inf, -math.inf]
+            mine = [float(lacks), float(micros), -float(micros), *told]
             most = torch.tensor(mine, dtype=torch.float64, device=self._mesh.device)
             pipe.all_reduce(most, op="max", label="items of a global batch").wait()
             with pipe.reading("items of a global batch"):
                 found = most.tolist()
+            if found[1] != -found[2]:
+                raise ModelError(
+                    f"{where}: the stages of a pipeline were called with {int(-found[2])} to {int(found[1])} micro "
+                    "batches; expected the same number on all",
+                    hint="give num_micro_batches and set_train_batch_size the same value on every rank",
+                )
             lacks = int(found[0])
-            if not lacks and found[1] != -found[2]:
+            if not lacks and found[3] != -found[4]:
                 raise ModelError(
                     f"{where}: the stages of a pipeline have drawn different items, so activations of one batch would "
                     "meet labels of another",

@@ -1,7 +1,7 @@
 """What goes from one chunk to the next: nested values to tensors and a header, and back. Sends nothing.
 
-A value is tensors and plain values in nested tuples, lists and dicts. Tensors that carry gradients arrive as leaves,
-so that the backward of the next chunk ends at them; gradients come back for these alone, in their order.
+A value is tensors and plain values in nested tuples, lists and dicts. Tensors that carry gradients arrive behind
+leaves, at which the backward of the next chunk ends; gradients come back for these alone, in their order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Boundary:
 
     Attributes:
         value: the value itself.
-        carriers: its tensors that carry gradients, in order.
+        carriers: leaves behind its tensors that carry gradients, in order.
     """
 
     value: Any
@@ -55,7 +55,7 @@ def pack(value: Any, *, dtype: torch.dtype | None, where: str) -> tuple[bytes, l
 
     def take(item: Any) -> Any:
         if isinstance(item, Tensor):
-            carries = item.requires_grad and item.is_floating_point()
+            carries = item.requires_grad  # only floating and complex tensors can
             if carries:
                 carriers.append(item)
             sent = item.detach()
@@ -99,7 +99,7 @@ def unpack(header: bytes, tensors: Sequence[Tensor]) -> Boundary:
                     tensor = tensor.to(DTYPES[given])
                 if carries:
                     carriers.append(tensor.detach().requires_grad_())
-                    return carriers[-1]
+                    return _Received.apply(carriers[-1])
                 return tensor
             case ["v", value]:
                 return value
@@ -114,6 +114,20 @@ def unpack(header: bytes, tensors: Sequence[Tensor]) -> Boundary:
 
     value = give(json.loads(header))
     return Boundary(value, tuple(carriers))
+
+
+class _Received(torch.autograd.Function):
+    """What a chunk is given of a leaf: the same memory, which its first operation may change in place."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        # No view of the leaf, for views of leaves may not be changed in place.
+        alias = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
+        return alias.set_(leaf.untyped_storage(), leaf.storage_offset(), leaf.size(), leaf.stride())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0]
 
 
 def pack_grads(grads: Sequence[Tensor | None], *, dtype: torch.dtype | None, where: str) -> tuple[bytes, list[Tensor]]:

@@ -245,6 +245,7 @@ class _Cut:
         groups = self._groups()
         self._leave_blocks(stack)
         self._share_out(groups)
+        self._share_out_buffers(groups)
         runner = ChunkRunner(self._model, stack, groups, self._hollow, self._second)
         return ModelStages(
             self._model,
@@ -344,6 +345,26 @@ class _Cut:
             )
             outside = [group.module for group in groups if group.home == chunk]
             self._modules[chunk] = [*blocks, *outside, *self._modules[chunk], *([loose] if len(loose) else [])]
+
+    def _share_out_buffers(self, groups: Sequence[OutsideGroup]) -> None:
+        """Has one chunk save each buffer outside of the stack: that of its module's parameters, or else the first one.
+
+        Raises:
+            ModelError: a module without parameters counts what goes through it, which is not known on every rank.
+        """
+        homes = {id(part): group.home for group in groups for part in group.module.modules()}
+        inside = {id(part) for _, block in self._stack.blocks for part in block.modules()}
+        for name, module in self._model.named_modules():
+            if id(module) in inside or not module._buffers:  # pyright: ignore[reportPrivateUsage]
+                continue
+            is_counting = isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None  # pyright: ignore[reportPrivateUsage]
+            if id(module) not in homes and is_counting and len(set(self._rank_of)) > 1:
+                raise ModelError(
+                    f"model: `{name}` keeps running statistics and has no parameters, so no pipeline stage is its home",
+                    hint="give it affine=True, or put it into a block",
+                )
+            if homes.get(id(module), 0) not in self._own:  # None is the home of what other ranks have
+                module._non_persistent_buffers_set.update(module._buffers)  # pyright: ignore[reportPrivateUsage]
 
 
 def _refuse_collected(model: nn.Module, kwargs: Mapping[str, Any]) -> None:

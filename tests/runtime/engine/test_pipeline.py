@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from dsrun.errors import ModelError
 from support.pipelines import MICROS, UPDATES, Case, Ended, Model, assert_same, items, loss_fn, run, weights_of
@@ -86,3 +90,137 @@ def test_stages_that_draw_different_items_are_refused() -> None:
             engine.train_batch(items(engine.stage_id), loss_fn=loss_fn)
 
     run(Case(2), body)
+
+
+class Statistics(nn.Module):
+    """Layers with running statistics before, in and behind blocks, which change their input in place."""
+
+    def __init__(self, *, affine: bool = True) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.before = nn.BatchNorm1d(8)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 8), nn.BatchNorm1d(8)) for _ in range(4)
+        )
+        self.behind = nn.BatchNorm1d(8, affine=affine)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x_BH: Tensor) -> Tensor:
+        x_BH = self.before(self.first(x_BH))
+        for block in self.blocks:
+            x_BH = block(x_BH)
+        return self.last(self.behind(x_BH))
+
+
+def rows() -> Iterator[tuple[Tensor, Tensor]]:
+    for number in itertools.count():
+        generator = torch.Generator().manual_seed(number)
+        yield torch.randn(5, 8, generator=generator), torch.randint(0, 3, (5,), generator=generator)
+
+
+def test_running_statistics_are_those_of_one_stage_and_are_saved_once(tmp_path: Any) -> None:
+    def save(engine: Any, data_rank: int) -> float:
+        del data_rank
+        batches = rows()
+        for _ in range(UPDATES):
+            engine.train_batch(batches, loss_fn=F.cross_entropy)
+        engine.save_checkpoint(tmp_path / str(engine.num_stages))
+        return float(engine.eval_batch(batches, loss_fn=F.cross_entropy))
+
+    def load(engine: Any, data_rank: int, *, saved_at: int) -> float:
+        del data_rank
+        engine.load_checkpoint(tmp_path / str(saved_at))
+        batches = itertools.islice(rows(), UPDATES * MICROS, None)
+        return float(engine.eval_batch(batches, loss_fn=F.cross_entropy))
+
+    (expected,) = run(Case(), save, Statistics)
+    assert run(Case(2), save, Statistics) == [expected] * 2
+    for saved_at, stages in itertools.product((1, 2), (1, 2)):
+        found = run(Case(stages), lambda engine, rank, at=saved_at: load(engine, rank, saved_at=at), Statistics)
+        assert found == [expected] * stages
+
+
+def test_statistics_of_no_stage_are_refused_by_name() -> None:
+    with pytest.raises(ModelError, match="`behind` keeps running statistics"):
+        run(Case(2), make=lambda: Statistics(affine=False))
+
+
+def test_stages_that_ask_for_other_numbers_of_micro_batches_are_refused() -> None:
+    def body(engine: Any, data_rank: int) -> None:
+        with pytest.raises(ModelError, match="1 to 2 micro batches"):
+            engine.eval_batch(items(data_rank), loss_fn=loss_fn, num_micro_batches=1 + engine.stage_id)
+
+    run(Case(2), body)
+
+
+def test_an_evaluation_leaves_modules_in_the_mode_that_they_were_in() -> None:
+    def body(engine: Any, data_rank: int) -> None:
+        engine.module.blocks[0].eval()
+        before = [module.training for module in engine.module.modules()]
+        engine.eval_batch(items(data_rank), loss_fn=loss_fn)
+        assert [module.training for module in engine.module.modules()] == before
+
+    run(Case(), body)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("more", [{"gradient_predivide_factor": 2.0}, {"prescale_gradients": True}], ids=["pre", "all"])
+def test_divisors_before_the_sum_change_no_bits(zero: int, dtype: str, more: dict[str, Any]) -> None:
+    plain = run(Case(data=2, zero=zero, dtype=dtype))[0]
+    divided = run(Case(data=2, zero=zero, dtype=dtype, more=more))
+    assert_same(divided, plain)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_backwards_of_the_script_are_summed_as_the_engines(zero: int, dtype: str) -> None:
+    """Micro batches are divided by a power of two, so the order of division and sum does not show."""
+
+    def loop(engine: Any, data_rank: int, *, own: bool) -> Ended:
+        batches, norms = items(data_rank), []
+        for _ in range(UPDATES):
+            for _ in range(MICROS):
+                inputs, targets = next(batches)
+                loss = loss_fn(engine(inputs), targets)
+                loss.backward() if own else engine.backward(loss)
+                engine.step()
+            norms.append(engine.get_global_grad_norm())
+        return Ended([], norms, weights_of(engine))
+
+    case = Case(data=2, zero=zero, dtype=dtype)
+    engines = run(case, lambda engine, rank: loop(engine, rank, own=False))
+    assert_same(run(case, lambda engine, rank: loop(engine, rank, own=True)), engines[0])
+
+
+@pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_global_batch_that_failed_leaves_nothing_behind(data: int, dtype: str) -> None:
+    class Failed(Exception):
+        pass
+
+    def plain(engine: Any, data_rank: int) -> Ended:
+        loss = engine.train_batch(items(data_rank), loss_fn=loss_fn)
+        return Ended([float(loss)], [engine.get_global_grad_norm()], {})
+
+    case = Case(data=data, dtype=dtype)
+    expected = run(case, plain)[0]
+    for found in run(case, lambda engine, rank: after_failures(engine, rank, Failed)):
+        assert found.losses == expected.losses
+        assert found.norms == expected.norms
+
+
+def after_failures(engine: Any, data_rank: int, failed: type[Exception]) -> Ended:
+    batches = list(itertools.islice(items(data_rank), MICROS))
+    for failing in (0, 2):
+        left = iter(range(failing))
+
+        def fail(logits: Tensor, targets: Tensor, left: Iterator[int] = left) -> Tensor:
+            if next(left, None) is None:
+                raise failed
+            return 3 * loss_fn(logits, targets)
+
+        with pytest.raises(failed):
+            engine.train_batch(iter(batches), loss_fn=fail)
+    loss = engine.train_batch(iter(batches), loss_fn=loss_fn)
+    return Ended([float(loss)], [engine.get_global_grad_norm()], {})
