@@ -75,7 +75,7 @@ class MemoryQueries:
         units = [*self._sharded.units, *self._sharded.frozen]
         buffers = [t for u in units for t in (u.flat_param, u.flat_grad, u.shard, u.grad_sum)]
         buffers += [t for u in units for t in ([u.master] if u.halves is None else u.halves.buffers())]
-        buffers += self._sharded.reducer.summed_here()
+        buffers += [*self._sharded.reducer.summed_here(), *self._sharded.chunks.ties.buffers()]
         tiers = {id(u.tier): u.tier for u in units if isinstance(u.tier, DiskShards)}.values()
         buffers += [t for tier in tiers for t in tier.buffers()]
         windows = {id(u.window): u.window for u in units if u.window is not None}.values()

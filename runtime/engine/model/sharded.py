@@ -104,7 +104,7 @@ class ShardedModel:
             host_optimizer=self._host_optimizer(),
             slice_bytes=None if self.slices_on_disk is None else self.slices_on_disk.host_bytes(),
             kept=[unit.dtype != self.precision.compute for unit in self.units],
-            summed_here_bytes=self.reducer.bytes_summed_here,
+            summed_here_bytes=self.reducer.bytes_summed_here + sum(one.nbytes for one in self.chunks.ties.buffers()),
         )
 
     @property

@@ -142,9 +142,9 @@ class LocalTies:
             if use.leaf is not None:
                 use.leaf.grad = None
 
-    def nbytes(self) -> int:
-        """Returns the bytes of the sums."""
-        return sum(use.total.nbytes for use in self._uses if use.total is not None)
+    def buffers(self) -> list[Tensor]:
+        """Returns the memory of the sums; not to be written to."""
+        return [use.total for use in self._uses if use.total is not None]
 
 
 def cuts_of(stages: Stages) -> Cuts:

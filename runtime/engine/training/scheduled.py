@@ -1,6 +1,7 @@
-"""Global batches by a schedule: what a rank does for each action of a pipeline, from micro batch to summed gradients.
+"""Global batches by a schedule: a rank's chunks, from micro batches to summed gradients.
 
-One stage is a pipeline of one rank: it has the same actions, without messages. The optimizer step is its caller's.
+One stage is a pipeline of one rank: it has the same actions, without messages. Which step of these each action is, is
+in `chunk_work.py`; the optimizer step is the caller's.
 """
 
 from __future__ import annotations
@@ -16,10 +17,7 @@ from torch import Tensor
 from dsrun.config.config import Config
 from dsrun.contract.heartbeats import HeartbeatWriter
 from dsrun.errors import ModelError
-from dsrun.pipeline_schedules.actions import Action, Kind, Schedule
-from dsrun.pipeline_schedules.communication import with_communication
-from dsrun.pipeline_schedules.generate import make_schedule
-from dsrun.pipeline_schedules.zero_actions import with_zero
+from dsrun.pipeline_schedules.actions import Schedule
 
 from ...mesh.join.groups import ProcessGroupMesh
 from ...observe.memory_watch import MemoryWatch
@@ -42,7 +40,9 @@ from ..model.stages import CutModel
 from ..progress import Progress
 from ..report import StepReport
 from .backward import Backwards
+from .chunk_work import EvaluationWork, TrainingWork
 from .micro_batch import LossFunction, MicroBatch, loss_of, read_item
+from .schedules import evaluation_schedule, training_schedule
 
 #: Schedules in which gradients of weights wait.
 _SPLIT = ("zero_bubble", "zbv")
@@ -134,7 +134,7 @@ class ScheduledBatches:
         """
         schedule = self._schedule("train", micros)
         try:
-            self._executor.run(schedule, _TrainingWork(self, items, micros, loss_fn))
+            self._executor.run(schedule, TrainingWork(self, items, micros, loss_fn))
             self.end_training()
         except BaseException:
             self._give_up()
@@ -154,7 +154,7 @@ class ScheduledBatches:
         Returns:
             (output of the model, loss or None) of each micro batch; none on ranks without the last chunk.
         """
-        work = _EvaluationWork(self, items, loss_fn, computes_loss=computes_loss)
+        work = EvaluationWork(self, items, loss_fn, computes_loss=computes_loss)
         try:
             with torch.no_grad():
                 self._executor.run(self._schedule("evaluate", micros), work)
@@ -280,159 +280,11 @@ class ScheduledBatches:
     def _schedule(self, purpose: str, micros: int) -> Schedule:
         known = self._schedules.get((purpose, micros))
         if known is None:
-            known = self._train_schedule(micros) if purpose == "train" else self._evaluation_schedule(micros)
+            rank_of = self.stages.rank_of
+            made = training_schedule if purpose == "train" else evaluation_schedule
+            known = made(self._settings.pipeline.schedule_name, rank_of, micros)
             self._schedules[purpose, micros] = known
         return known
-
-    def _train_schedule(self, micros: int) -> Schedule:
-        section = self._settings.pipeline
-        ranks = max(self.stages.rank_of) + 1
-        virtual = len(self.stages.rank_of) // ranks
-        made = make_schedule(section.schedule_name, ranks=ranks, micros=micros, virtual=virtual)
-        if made.rank_of != self.stages.rank_of:
-            raise ModelError(
-                f"model: its chunks lie on stages {list(self.stages.rank_of)}, and the schedule `{made.name}` wants "
-                f"them on {list(made.rank_of)}",
-                hint="give PipelineModule the virtual_stages and the placement of the schedule",
-            )
-        return with_communication(with_zero(made, parameters="never"))
-
-    def _evaluation_schedule(self, micros: int) -> Schedule:
-        rank_of = self.stages.rank_of
-        ranks = max(rank_of) + 1
-        actions = tuple(
-            tuple(
-                Action(Kind.FORWARD, chunk, micro)
-                for chunk, owner in enumerate(rank_of)
-                if owner == rank
-                for micro in range(micros)
-            )
-            for rank in range(ranks)
-        )
-        return with_communication(Schedule("forward", micros, rank_of, actions))
-
-
-class _Items:
-    """The micro batches of a global batch, each read once and kept until this rank's last chunk has used it."""
-
-    def __init__(
-        self, batches: ScheduledBatches, items: Sequence[Any], loss_fn: LossFunction | None, where: str
-    ) -> None:
-        self._batches = batches
-        self._left = list(items)
-        self._read: dict[int, MicroBatch] = {}
-        self._loss_fn = loss_fn
-        self._where = where
-        last = len(batches.stages.rank_of) - 1
-        self._needing = {chunk for chunk in batches.stages.own if batches.stages.needs_batch or chunk in (0, last)}
-
-    def of(self, chunk: int, micro: int) -> MicroBatch:
-        """Returns a micro batch as a chunk needs it; an empty one where it needs none."""
-        if not self._left or chunk not in self._needing:
-            return MicroBatch((), {})
-        if micro not in self._read:
-            self._read[micro] = self._batches.read(self._left[micro], self._loss_fn, where=self._where)
-            self._left[micro] = None
-        return self._read.pop(micro) if chunk == max(self._needing) else self._read[micro]
-
-
-class _TrainingWork:
-    """Actions of a batch that trains; see `ChunkWork`."""
-
-    def __init__(
-        self, batches: ScheduledBatches, items: Sequence[Any], micros: int, loss_fn: LossFunction | None
-    ) -> None:
-        self._batches = batches
-        self._micros = micros
-        self._loss_fn = loss_fn
-        self._items = _Items(batches, items, loss_fn, "engine.train_batch")
-        self._last = len(batches.stages.rank_of) - 1
-        self._counts_here = self._last in batches.stages.own
-
-    def forward(self, chunk: int, micro: int, received: Any) -> Any:
-        """See `ChunkWork`."""
-        batches = self._batches
-        item = self._items.of(chunk, micro)
-        batches.begin_forward(chunk, item)
-        output = batches.run_chunk(chunk, item, received, number=micro)
-        if chunk == self._last:
-            loss = batches.loss(output, item, self._loss_fn, where="engine.train_batch")
-            batches.note_loss(loss)
-            return batches.scaled(loss, self._micros)
-        if not self._counts_here and chunk == batches.stages.own[0]:
-            batches.note_loss(None)
-        return output
-
-    def backward(
-        self, chunk: int, micro: int, outputs: Sequence[Tensor], grads: Sequence[Tensor | None], *, split: bool
-    ) -> None:
-        """See `ChunkWork`."""
-        self._batches.backward(chunk, micro, outputs, grads, split=split)
-
-    def weight_grads(self, chunk: int, micro: int) -> None:
-        """See `ChunkWork`."""
-        self._batches.weight_grads(chunk, micro)
-
-    def gather(self, chunk: int) -> None:
-        """See `ChunkWork`: parameters are there."""
-
-    def drop(self, chunk: int) -> None:
-        """See `ChunkWork`."""
-
-    def reduce(self, chunk: int) -> None:
-        """See `ChunkWork`."""
-        self._batches.reduce(chunk)
-
-    def abandon(self) -> None:
-        """See `ChunkWork`: the backward that has failed has given its gradients up."""
-
-
-class _EvaluationWork:
-    """Actions of a batch that is evaluated; see `ChunkWork`."""
-
-    def __init__(
-        self, batches: ScheduledBatches, items: Sequence[Any], loss_fn: LossFunction | None, *, computes_loss: bool
-    ) -> None:
-        self._batches = batches
-        self._loss_fn = loss_fn
-        self._computes_loss = computes_loss
-        self._items = _Items(batches, items, loss_fn, "engine.eval_batch")
-        self._last = len(batches.stages.rank_of) - 1
-        self.outputs: list[Any] = []
-
-    def forward(self, chunk: int, micro: int, received: Any) -> Any:
-        """See `ChunkWork`."""
-        item = self._items.of(chunk, micro)
-        output = self._batches.run_chunk(chunk, item, received, number=micro)
-        self._batches.end_evaluation()
-        if chunk != self._last:
-            return output
-        loss = None
-        if self._computes_loss:
-            loss = self._batches.loss(output, item, self._loss_fn, where="engine.eval_batch")
-        self.outputs.append((output, loss))
-        return None
-
-    def backward(
-        self, chunk: int, micro: int, outputs: Sequence[Tensor], grads: Sequence[Tensor | None], *, split: bool
-    ) -> None:
-        """See `ChunkWork`: there is none."""
-        raise AssertionError("a batch that is evaluated has no backward")
-
-    def weight_grads(self, chunk: int, micro: int) -> None:
-        """See `ChunkWork`: there are none."""
-
-    def gather(self, chunk: int) -> None:
-        """See `ChunkWork`: parameters are there."""
-
-    def drop(self, chunk: int) -> None:
-        """See `ChunkWork`."""
-
-    def reduce(self, chunk: int) -> None:
-        """See `ChunkWork`: there is nothing to reduce."""
-
-    def abandon(self) -> None:
-        """See `ChunkWork`."""
 
 
 def _layer_seeds(stages: Stages, settings: Config, mesh: ProcessGroupMesh) -> LayerSeeds | None:

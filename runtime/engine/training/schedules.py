@@ -1,0 +1,52 @@
+"""Schedules of an engine's global batches, with their communication: of training as configured, and of evaluation."""
+
+from __future__ import annotations
+
+from dsrun.errors import ModelError
+from dsrun.pipeline_schedules.actions import Action, Kind, Schedule
+from dsrun.pipeline_schedules.communication import with_communication
+from dsrun.pipeline_schedules.generate import ScheduleName, make_schedule
+from dsrun.pipeline_schedules.zero_actions import with_zero
+
+
+def training_schedule(name: ScheduleName, rank_of: tuple[int, ...], micros: int) -> Schedule:
+    """Returns the schedule of a global batch that trains.
+
+    Args:
+        name: name of the schedule.
+        rank_of: stage of each chunk of the model.
+        micros: number of micro batches.
+
+    Raises:
+        ModelError: the schedule wants the chunks on other stages.
+    """
+    ranks = max(rank_of) + 1
+    made = make_schedule(name, ranks=ranks, micros=micros, virtual=len(rank_of) // ranks)
+    if made.rank_of != rank_of:
+        raise ModelError(
+            f"model: its chunks lie on stages {list(rank_of)}, and the schedule `{name}` wants them on "
+            f"{list(made.rank_of)}",
+            hint="give PipelineModule the virtual_stages and the placement of the schedule",
+        )
+    return with_communication(with_zero(made, parameters="never"))
+
+
+def evaluation_schedule(name: ScheduleName, rank_of: tuple[int, ...], micros: int) -> Schedule:
+    """Returns forwards alone: each chunk takes all micro batches, one after the other.
+
+    Args:
+        name: name of the schedule that trains, which does not matter here.
+        rank_of: stage of each chunk of the model.
+        micros: number of micro batches.
+    """
+    del name
+    actions = tuple(
+        tuple(
+            Action(Kind.FORWARD, chunk, micro)
+            for chunk, owner in enumerate(rank_of)
+            if owner == rank
+            for micro in range(micros)
+        )
+        for rank in range(max(rank_of) + 1)
+    )
+    return with_communication(Schedule("forward", micros, rank_of, actions))
