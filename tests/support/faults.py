@@ -253,7 +253,7 @@ _SEGMENTS = re.compile(r"dsrun|torch_|psm_|sem\.|pym-|nccl-|fault-matrix")
 STRANGER = 100_000 + os.getpid()
 _OWNERS = (os.geteuid(), STRANGER)
 #: Files that tests plant, with the number of the process.
-_PLANTED = re.compile(r"/dev/shm/(?:fault-matrix|torch_|psm_)(\d+)(?:_oracle)?$")
+_PLANTED = re.compile(r"/dev/shm/(?:fault-matrix(\d+)|(?:torch|psm)_(\d+)_oracle)$")
 #: Copies in memory of a job, whose number stands in the name.
 _COPIES = re.compile(r"/dev/shm/dsrun-copies-(\d+-\d+-\w+)-")
 
@@ -284,7 +284,9 @@ class Places:
         shared -= traces.in_use("/dev/shm/")
         found = traces.files_in(self.work, self.temp) | shared
         # Of this process's own tests: others that run beside it plant files to see that they are found.
-        theirs = {path for path in shared if (planted := _PLANTED.match(path)) and int(planted[1]) != os.getpid()}
+        theirs = {
+            path for path in shared if (planted := _PLANTED.match(path)) and str(os.getpid()) not in planted.groups()
+        }
         theirs |= {path for path in found if (copies := _COPIES.match(path)) and not self._is_ours(copies[1])}
         return {path for path in found - theirs if "/torchinductor_" not in path}
 
