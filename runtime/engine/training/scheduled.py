@@ -6,6 +6,7 @@ in `chunk_work.py`; the optimizer step is the caller's.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -111,7 +112,12 @@ class ScheduledBatches:
         self._autocast = autocast_of(settings)
         self._cast_inputs = DTYPES["fp16"] if settings.fp16.enabled and settings.fp16.auto_cast else None
         self._units = _units_by_chunk(stages, units)
-        self._tied = {unit.index for unit in units if unit.placement.stages} | chunks.ties.units
+        # What stages or chunks have in common is reduced at the end, when all of its gradients are there.
+        tied = {unit.index for unit in units if unit.placement.stages} | chunks.ties.units
+        uses = Counter(index for own in self._units.values() for index in own)
+        self._reduced_by_chunk = {
+            chunk: {index for index in own - tied if uses[index] == 1} for chunk, own in self._units.items()
+        }
         self._schedules: dict[tuple[str, int], Schedule] = {}
 
     @property
@@ -225,11 +231,7 @@ class ScheduledBatches:
 
     def reduce(self, chunk: int) -> None:
         """Begins the reduction of a chunk's gradients, where they are reduced once an update."""
-        own = self._units.get(chunk)
-        if own is not None:
-            # What stages or chunks have in common is reduced at the end, when all of its gradients are there.
-            shared = {index for other, units in self._units.items() if other != chunk for index in units}
-            self._reducer.reduce_local(own - shared - self._tied)
+        self._reducer.reduce_local(self._reduced_by_chunk.get(chunk, ()))
 
     def end_training(self) -> None:
         """Adds what further uses of parameters have got to their sums: the global batch has all its gradients."""
@@ -281,8 +283,10 @@ class ScheduledBatches:
         known = self._schedules.get((purpose, micros))
         if known is None:
             rank_of = self.stages.rank_of
-            made = training_schedule if purpose == "train" else evaluation_schedule
-            known = made(self._settings.pipeline.schedule_name, rank_of, micros)
+            if purpose == "train":
+                known = training_schedule(self._settings.pipeline.schedule_name, rank_of, micros)
+            else:
+                known = evaluation_schedule(rank_of, micros)
             self._schedules[purpose, micros] = known
         return known
 

@@ -31,15 +31,13 @@ def training_schedule(name: ScheduleName, rank_of: tuple[int, ...], micros: int)
     return with_communication(with_zero(made, parameters="never"))
 
 
-def evaluation_schedule(name: ScheduleName, rank_of: tuple[int, ...], micros: int) -> Schedule:
+def evaluation_schedule(rank_of: tuple[int, ...], micros: int) -> Schedule:
     """Returns forwards alone: each chunk takes all micro batches, one after the other.
 
     Args:
-        name: name of the schedule that trains, which does not matter here.
         rank_of: stage of each chunk of the model.
         micros: number of micro batches.
     """
-    del name
     actions = tuple(
         tuple(
             Action(Kind.FORWARD, chunk, micro)
