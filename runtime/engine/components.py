@@ -211,11 +211,9 @@ def make_components(
             mesh, hooks.units, sharded.reducer, backwards, progress, report=report, check=check_trains
         ),
         scheduled=ScheduledBatches(
-            sharded.chunks,
+            sharded,
             settings,
             mesh,
-            units=sharded.units,
-            reducer=sharded.reducer,
             backwards=backwards,
             guard=guard,
             progress=progress,

@@ -119,7 +119,8 @@ def initialize(
     request = replace(request, assignment=groups)
     precision = apply_precision(request.model, settings, mesh.device, job.say)
     cuts = _cuts_of(request.model, settings, mesh, tied)
-    tiers = open_tiers(request.model, settings, mesh, optimizer, precision=precision, say=job.say)
+    turns = chunks.gather_turns
+    tiers = open_tiers(request.model, settings, mesh, optimizer, chunk_of=turns, precision=precision, say=job.say)
     fence = Fence()
     sharded = shard_model(request, settings, mesh, cuts, chunks, precision=precision, tiers=tiers, say=job.say)
     update = make_update(request, settings, mesh, sharded, tiers, fence=fence, say=job.say)

@@ -13,7 +13,6 @@ from torch import nn
 
 from dsrun.config.buckets import gather_budgets, resolve_buckets
 from dsrun.config.config import Config
-from dsrun.errors import ModelError
 
 from ..memory.arenas import Arenas
 from ..memory.host_pool import Say, host_pool_for
@@ -94,7 +93,7 @@ def shard_model(
         ModelError: a parameter is a copy of a sharded one, or on the meta device with no method that gives it values.
     """
     model, assignment, updates = request.model, request.assignment, request.updates(settings)
-    plan = ZeroPlan.of_stage(settings.zero_optimization.stage)
+    plan = ZeroPlan.of_stage(settings.cutting_stage)
     replicas, memory = mesh.replicas(), tiers.memory
     leaves = settings.zero_optimization.leaf_module
     mark_leaves(model, classes=leaves.classes, names=leaves.names, name_suffixes=leaves.name_suffixes, say=say)
@@ -146,7 +145,7 @@ def shard_model(
         say(_STAYS_WITH_OPTIMIZER + ("" if gathered.frozen else ", and nothing is frozen that could"))
     place_frozen(model, replicas, precision=precision, device=mesh.device, cut=gathered.frozen, kept=kept.tensors)
     mark_left_out(model, assignment.group_of)  # again: those in slices have been made anew
-    gathering = turns_of(gathered.acquired, budgets)
+    gathering = turns_of(gathered.acquired, budgets, chunk_of=chunks.gather_turns(gathered.acquired))
     for unit in gathered.frozen:
         unit.repeats_over = mesh.spec.wide(mesh.spec.replica_axes())
     store = build_store(gathered.acquired, plan, replicas, gathering=gathering, memory=memory)
@@ -162,7 +161,7 @@ def shard_model(
         frozen=gathered.frozen,
         gathering=gathering,
         store=store,
-        reducer=_reducer(units, settings, plan, replicas, leaving=leaving, away=away, memory=memory),
+        reducer=_reducer(units, settings, plan, replicas, chunks, leaving=leaving, away=away, memory=memory),
         settings=resolved,
         kept=kept,
         leaving=leaving,
@@ -208,7 +207,7 @@ def _trained_units(
     _check_tied(specs, assignment, settings, mesh)
     return build_units(
         specs,
-        ZeroPlan.of_stage(settings.zero_optimization.stage),
+        ZeroPlan.of_stage(settings.cutting_stage),
         lambda lies: mesh.replicas_over(lies.cut_over, lies.stages),
         precision=precision,
         device=mesh.device,
@@ -230,13 +229,6 @@ def _check_tied(
         stages = spec.placement.stages
         if not stages:
             continue
-        names = [name for name, _ in spec.params]
-        used = f"`{names[0]}` is used by pipeline stages {' and '.join(map(str, stages))}"
-        if settings.zero_optimization.stage == 3:
-            raise ModelError(
-                f"model: {used}, which do not gather it at one time",
-                hint="set `zero_optimization.stage` to 2 or less, or untie the parameter",
-            )
         facts = [
             (name, {"shape": list(p.shape), "dtype": str(p.dtype), "group": assignment.group_of[id(p)]})
             for name, p in spec.params
@@ -296,6 +288,7 @@ def _reducer(
     settings: Config,
     plan: ZeroPlan,
     collectives: Collectives,
+    chunks: CutModel,
     *,
     leaving: Sequence[ParamUnit],
     away: HostGradients | None,
@@ -313,6 +306,7 @@ def _reducer(
         memory=memory,
         notes_unused=not settings.zero_optimization.step_unused_parameters,
         once_an_update=settings.reduces_once_an_update,
+        chunk_of=chunks.turns_of(units) if plan.shard_gradients and settings.pipeline.takes_turns else None,
     )
 
 

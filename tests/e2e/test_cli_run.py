@@ -200,7 +200,7 @@ def test_too_few_descriptors_are_told_at_once_and_without_blame_of_ranks(folder:
 
 def test_json_keeps_stdout_for_one_object(folder: Path) -> None:
     # Rank 1, whose failure ends the job, waits until rank 0 has printed; a file of the job's own tells it.
-    program = 'if [ $RANK = 0 ]; then echo line; touch printed; else while [ ! -e printed ]; do :; done; exit 3; fi'
+    program = "if [ $RANK = 0 ]; then echo line; touch printed; else while [ ! -e printed ]; do :; done; exit 3; fi"
     result = run(folder, "--json", "-n", "2", "--no-python", "sh", "-c", program)
     outcome = json.loads(result.stdout)
     (job,) = job_folders(folder)

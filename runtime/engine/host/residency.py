@@ -6,7 +6,7 @@ business.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -41,6 +41,8 @@ _FILLED = 0.9
 #: Says of units that are laid out whether each stays; alike on every rank.
 Stays = Callable[[Sequence[ParamUnit]], Sequence[bool]]
 Say = Callable[[str], None]
+#: Returns the position of the chunk of each unit, by its index; None where it is units that take turns.
+ChunkOf = Callable[[Sequence[ParamUnit]], Mapping[int, int] | None]
 
 _NO_BUDGET = (
     'dsrun: `offload_optimizer.ratio` is "auto", and ranks on the CPU have no memory of their own to fill: all masters '
@@ -65,6 +67,7 @@ class ResidencyPolicy:
         states: optimizer states of each element.
         bus: bus that copies between the device and its host's memory.
         pool: pool of the host memory that optimizer states move to.
+        chunk_of: function that returns the chunks of units, where chunks take turns in memory; see `turns_of`.
         say: callback that prints a message once for the whole job, on rank 0.
     """
 
@@ -78,8 +81,10 @@ class ResidencyPolicy:
         states: int,
         bus: Bus,
         pool: HostPool,
+        chunk_of: ChunkOf,
         say: Say,
     ) -> None:
+        self._chunk_of = chunk_of
         self._model = model
         self._settings = settings
         self._mesh = mesh
@@ -89,7 +94,7 @@ class ResidencyPolicy:
         self._pool = pool
         self._say = say
         self._buses = Buses()
-        self._plan = ZeroPlan.of_stage(settings.zero_optimization.stage)
+        self._plan = ZeroPlan.of_stage(settings.cutting_stage)
 
     @property
     def collectives(self) -> Collectives:
@@ -229,7 +234,7 @@ class ResidencyPolicy:
             shard_optimizer=self._plan.shard_optimizer,
             shard_gradients=self._plan.shard_gradients,
             shard_parameters=self._plan.shard_parameters,
-            gathering=turns_of(units, gather_budgets(resolved)),
+            gathering=turns_of(units, gather_budgets(resolved), chunk_of=self._chunk_of(units)),
             whole_frozen_bytes=sum(
                 p.numel() * min(p.itemsize, policy.compute.itemsize)
                 for p in self._model.parameters()

@@ -21,7 +21,7 @@ from ...precision.policy import PrecisionPolicy
 from ..compose.optimizer import OptimizerLike
 from .build import host_tier
 from .disk import foreseen_states, states_on_disk, tell_of_drives
-from .residency import ResidencyPolicy, looks_again
+from .residency import ChunkOf, ResidencyPolicy, looks_again
 from .tier import HostTier
 
 
@@ -56,6 +56,7 @@ def open_tiers(
     mesh: ProcessGroupMesh,
     optimizer: OptimizerLike | None,
     *,
+    chunk_of: ChunkOf,
     precision: PrecisionPolicy,
     say: Say,
 ) -> Tiers:
@@ -66,6 +67,7 @@ def open_tiers(
         settings: the config.
         mesh: ranks and device.
         optimizer: the script's, if it gave one.
+        chunk_of: function that returns the chunks of units; see `ResidencyPolicy`.
         precision: dtypes of parameters and masters.
         say: callback that prints a message once for the whole job, on rank 0.
 
@@ -77,7 +79,7 @@ def open_tiers(
     host = host_tier(settings, mesh.device, bus, say=say)
     tell_of_drives(settings, say)
     zero = settings.zero_optimization
-    splits = zero.stage == 3 and zero.offload_optimizer.split_master
+    splits = settings.cutting_stage == 3 and zero.offload_optimizer.split_master
     disk = states_on_disk(settings, optimizer, memory, rank=mesh.info.rank)
     residency = None
     if host is not None:
@@ -89,6 +91,7 @@ def open_tiers(
             states=foreseen_states(settings, optimizer),
             bus=bus,
             pool=host.pool,
+            chunk_of=chunk_of,
             say=say,
         )
     return Tiers(

@@ -23,6 +23,7 @@ from ...parallel.pipeline.module import PipelineModule
 from ...parallel.pipeline.pieces import piece_numbers
 from ...parallel.pipeline.stages import Partition, Stages, TiedParameter
 from ...zero.units.cuts import Cuts
+from ...zero.units.unit import ParamUnit
 from .ties import LocalTies, cuts_of
 
 
@@ -35,12 +36,63 @@ class CutModel:
         ties: parameters that several of them use.
         piece_of: number of the piece that each parameter is in, by its name; None: the model is not cut.
         partition: layers of each chunk; None: the model is not cut.
+        takes_turns: whether the parameters of a chunk are gathered together, and lie where those of another one do.
     """
 
     stages: Stages
     ties: LocalTies
     piece_of: Mapping[str, int] | None = None
     partition: Partition | None = None
+    takes_turns: bool = False
+
+    def chunks_using(self, units: Sequence[ParamUnit]) -> dict[int, frozenset[int]]:
+        """Returns by a unit's index the numbers of this rank's chunks that use it.
+
+        What no chunk says that it has may be used by any.
+
+        Args:
+            units: units of this rank's parameters, trained or frozen.
+        """
+        stages = self.stages
+        chunk_of = {
+            id(param): chunk for chunk in stages.own for one in stages.modules_of(chunk) for param in one.parameters()
+        }
+        every = frozenset(stages.own)
+        return {
+            unit.index: frozenset().union(
+                *({chunk_of[id(param)]} if id(param) in chunk_of else every for param in unit.params)
+            )
+            for unit in units
+        }
+
+    def units_of(self, chunk: int, units: Sequence[ParamUnit]) -> list[ParamUnit]:
+        """Returns the units that a chunk of this rank alone uses, on this stage and no other.
+
+        Args:
+            chunk: number of the chunk.
+            units: units of this rank's parameters, trained or frozen.
+        """
+        turns, own = self.turns_of(units), self.stages.own
+        return [unit for unit in units if unit.index in turns and own[turns[unit.index]] == chunk]
+
+    def gather_turns(self, units: Sequence[ParamUnit]) -> dict[int, int] | None:
+        """Returns what `turns_of` does where chunks take turns; None where units do, or parameters are always there."""
+        return self.turns_of(units) if self.takes_turns else None
+
+    def turns_of(self, units: Sequence[ParamUnit]) -> dict[int, int]:
+        """Returns by a unit's index the position of its chunk among those of this rank.
+
+        What several chunks use, here or on other stages, is left out.
+
+        Args:
+            units: units of this rank's parameters, trained or frozen.
+        """
+        own, ties = self.stages.own, self.ties.units
+        return {
+            unit.index: own.index(*users)
+            for unit, users in zip(units, self.chunks_using(units).values(), strict=True)
+            if len(users) == 1 and not unit.placement.stages and unit.index not in ties
+        }
 
 
 class WholeModel:
@@ -118,8 +170,8 @@ def cut_into_stages(
         first = group_of.get(names.get(tied.name, 0))
         if first is not None:
             group_of.setdefault(id(tied.param), first)
-    ties = LocalTies.of(stages, is_sharded=settings.zero_optimization.stage == 3)
-    chunks = CutModel(stages, ties, piece_numbers(stages.module), partition)
+    ties = LocalTies.of(stages, is_sharded=settings.cutting_stage == 3)
+    chunks = CutModel(stages, ties, piece_numbers(stages.module), partition, settings.gathers_chunks)
     return chunks, cuts_of(stages), GroupAssignment(group_of, assignment.options)
 
 

@@ -37,20 +37,29 @@ class _Items:
         return self._read.pop(micro) if chunk == max(self._needing) else self._read[micro]
 
 
-class _PresentParameters:
-    """What no chunk has to do whose parameters are always there; see `ChunkWork`."""
+class _GatheredParameters:
+    """Turns of chunks whose parameters are slices; see `ChunkWork`.
+
+    Args:
+        batches: Steps of this rank.
+    """
+
+    def __init__(self, batches: ScheduledBatches) -> None:
+        self._batches = batches
 
     def gather(self, chunk: int) -> None:
-        """See `ChunkWork`: parameters are there."""
+        """See `ChunkWork`."""
+        self._batches.gather(chunk)
 
     def drop(self, chunk: int) -> None:
         """See `ChunkWork`."""
+        self._batches.drop(chunk)
 
     def abandon(self) -> None:
         """See `ChunkWork`: who began the batch gives it up."""
 
 
-class TrainingWork(_PresentParameters):
+class TrainingWork(_GatheredParameters):
     """Actions of a batch that trains; see `ChunkWork`.
 
     Args:
@@ -63,7 +72,7 @@ class TrainingWork(_PresentParameters):
     def __init__(
         self, batches: ScheduledBatches, items: Sequence[Any], micros: int, loss_fn: LossFunction | None
     ) -> None:
-        self._batches = batches
+        super().__init__(batches)
         self._micros = micros
         self._loss_fn = loss_fn
         self._items = _Items(batches, items, loss_fn, "engine.train_batch")
@@ -99,7 +108,7 @@ class TrainingWork(_PresentParameters):
         self._batches.reduce(chunk)
 
 
-class EvaluationWork(_PresentParameters):
+class EvaluationWork(_GatheredParameters):
     """Actions of a batch that is evaluated; see `ChunkWork`.
 
     Args:
@@ -115,7 +124,7 @@ class EvaluationWork(_PresentParameters):
     def __init__(
         self, batches: ScheduledBatches, items: Sequence[Any], loss_fn: LossFunction | None, *, computes_loss: bool
     ) -> None:
-        self._batches = batches
+        super().__init__(batches)
         self._loss_fn = loss_fn
         self._computes_loss = computes_loss
         self._items = _Items(batches, items, loss_fn, "engine.eval_batch")

@@ -6,7 +6,6 @@ in `chunk_work.py`; the optimizer step is the caller's.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -32,12 +31,11 @@ from ...parallel.pipeline.weight_grads import DeferredWeightGrads
 from ...precision.casting import cast_floating
 from ...precision.configured import autocast_of
 from ...precision.policy import DTYPES
-from ...zero.grads.reducer import GradReducer
 from ...zero.hooks.modules import UnitHooks
 from ...zero.units.unit import ParamUnit
 from ..memory_queries import MemoryQueries
 from ..model.guard import ModelGuard
-from ..model.stages import CutModel
+from ..model.sharded import ShardedModel
 from ..progress import Progress
 from ..report import StepReport
 from .backward import Backwards
@@ -53,11 +51,9 @@ class ScheduledBatches:
     """Runs the micro batches of a global batch, forward and backward, through this rank's chunks of the model.
 
     Args:
-        chunks: The model's chunks on this rank.
+        sharded: The model's chunks on this rank, and their units.
         settings: The config.
         mesh: Ranks, and the messages between stages.
-        units: Units of trained parameters.
-        reducer: Reducer of the units' gradients.
         backwards: Backwards of the engine.
         guard: Guard of the model, which explains what a forward finds wrong.
         progress: Place in the global batch of this rank.
@@ -70,12 +66,10 @@ class ScheduledBatches:
 
     def __init__(
         self,
-        chunks: CutModel,
+        sharded: ShardedModel,
         settings: Config,
         mesh: ProcessGroupMesh,
         *,
-        units: Sequence[ParamUnit],
-        reducer: GradReducer,
         backwards: Backwards,
         guard: ModelGuard,
         progress: Progress,
@@ -85,6 +79,7 @@ class ScheduledBatches:
         heartbeat: HeartbeatWriter,
         hooks: UnitHooks,
     ) -> None:
+        chunks = sharded.chunks
         self.stages = stages = chunks.stages
         self.loss_fn: LossFunction | None = None
         if isinstance(stages.module, PipelineModule):
@@ -95,7 +90,8 @@ class ScheduledBatches:
         self._later = DeferredWeightGrads(stages.module) if splits else None
         self._settings = settings
         self._mesh = mesh
-        self._reducer = reducer
+        self._reducer = sharded.reducer
+        self._store = sharded.store
         self._backwards = backwards
         if mesh.pipe.size > 1:
             backwards.place = f"stage {mesh.pipe.rank} "
@@ -107,17 +103,21 @@ class ScheduledBatches:
         self._heartbeat = heartbeat
         self._hooks = hooks
         self._has_failed = False
+        self._kept: list[int] = []  # chunks with gathered parameters
         boundary = settings.pipeline.boundary_dtype
         self._executor = Executor(mesh.links, boundary_dtype=None if boundary is None else DTYPES[boundary])
         self._autocast = autocast_of(settings)
         self._cast_inputs = DTYPES["fp16"] if settings.fp16.enabled and settings.fp16.auto_cast else None
-        self._units = _units_by_chunk(stages, units)
-        # What stages or chunks have in common is reduced at the end, when all of its gradients are there.
-        tied = {unit.index for unit in units if unit.placement.stages} | chunks.ties.units
-        uses = Counter(index for own in self._units.values() for index in own)
-        self._reduced_by_chunk = {
-            chunk: {index for index in own - tied if uses[index] == 1} for chunk, own in self._units.items()
-        }
+        self._units: dict[int, frozenset[int]] = {}  # that a backward of each chunk can come to; none: all
+        self._reduced: dict[int, set[int]] = {}  # with a chunk; the others at the end, when all gradients are there
+        self._gathered: dict[int, list[ParamUnit]] = {}  # with a chunk, where chunks take turns
+        if len(stages.own) > 1:
+            used_by = chunks.chunks_using(sharded.units)
+            self._units = {c: frozenset(unit for unit, users in used_by.items() if c in users) for c in stages.own}
+            self._reduced = {c: {unit.index for unit in chunks.units_of(c, sharded.units)} for c in stages.own}
+        self._gather_sets = sharded.gathering.sets
+        if self._gather_sets:
+            self._gathered = {c: chunks.units_of(c, sharded.acquired) for c in stages.own}
         self._schedules: dict[tuple[str, int], Schedule] = {}
 
     @property
@@ -139,6 +139,7 @@ class ScheduledBatches:
             ModelError: what is wrong with the data, the model or another rank.
         """
         schedule = self._schedule("train", micros)
+        self._meet()
         try:
             self._executor.run(schedule, TrainingWork(self, items, micros, loss_fn))
             self.end_training()
@@ -161,13 +162,19 @@ class ScheduledBatches:
             (output of the model, loss or None) of each micro batch; none on ranks without the last chunk.
         """
         work = EvaluationWork(self, items, loss_fn, computes_loss=computes_loss)
+        self._meet()
         try:
             with torch.no_grad():
                 self._executor.run(self._schedule("evaluate", micros), work)
         except BaseException:
             self._has_failed = True
+            self._let_all_go()
             raise
         return work.outputs
+
+    def _meet(self) -> None:
+        """Gathers what several stages use, as long as all of them are at one place: their chunks come to it apart."""
+        self._hooks.before_forward()
 
     def read(self, item: Any, loss_fn: LossFunction | None, *, where: str) -> MicroBatch:
         """Returns what an item means, see [Note: items] in `micro_batch.py`."""
@@ -229,9 +236,23 @@ class ScheduledBatches:
         self._backwards.run_put_off(partial(self._later.run, chunk, micro), units=self._units.get(chunk))
         self._ties.take(chunk)
 
+    def gather(self, chunk: int) -> None:
+        """Begins to gather the parameters that a chunk alone uses."""
+        self._store.keep(self._gathered[chunk])
+        self._kept.append(chunk)
+
+    def drop(self, chunk: int) -> None:
+        """Gives up these parameters."""
+        self._kept.remove(chunk)
+        self._store.let_go(self._gathered[chunk])
+
+    def _let_all_go(self) -> None:
+        for chunk in tuple(self._kept):
+            self.drop(chunk)
+
     def reduce(self, chunk: int) -> None:
         """Begins the reduction of a chunk's gradients, where they are reduced once an update."""
-        self._reducer.reduce_local(self._reduced_by_chunk.get(chunk, ()))
+        self._reducer.reduce_local(self._reduced.get(chunk, ()))
 
     def end_training(self) -> None:
         """Adds what further uses of parameters have got to their sums: the global batch has all its gradients."""
@@ -244,6 +265,7 @@ class ScheduledBatches:
     def _give_up(self) -> None:
         """Forgets a global batch that has failed: the next one begins anew."""
         self._has_failed = True
+        self._let_all_go()
         self._hooks.before_step()
         self._ties.forget()
         if self._later is not None:
@@ -284,9 +306,10 @@ class ScheduledBatches:
         if known is None:
             rank_of = self.stages.rank_of
             if purpose == "train":
-                known = training_schedule(self._settings.pipeline.schedule_name, rank_of, micros)
+                name = self._settings.pipeline.schedule_name
+                known = training_schedule(name, rank_of, micros, gather_sets=self._gather_sets)
             else:
-                known = evaluation_schedule(rank_of, micros)
+                known = evaluation_schedule(rank_of, micros, gather_sets=self._gather_sets)
             self._schedules[purpose, micros] = known
         return known
 
@@ -304,19 +327,3 @@ def _layer_seeds(stages: Stages, settings: Config, mesh: ProcessGroupMesh) -> La
         number = int(seed.item())
     pieces = {module: number_of(name) for name, module in pieces_of(stages.module)}
     return LayerSeeds(pieces, number, data_rank=mesh.batch.rank, device=mesh.device)
-
-
-def _units_by_chunk(stages: Stages, units: Sequence[ParamUnit]) -> dict[int, frozenset[int]]:
-    """Returns the numbers of the units that a backward of each chunk can come to; empty where one chunk has all."""
-    if len(stages.own) < 2:
-        return {}
-    chunk_of = {
-        id(param): chunk for chunk in stages.own for module in stages.modules_of(chunk) for param in module.parameters()
-    }
-    found: dict[int, set[int]] = {chunk: set() for chunk in stages.own}
-    for unit in units:
-        # What no chunk says that it has may be used by any.
-        for param in unit.params:
-            for chunk in stages.own if id(param) not in chunk_of else (chunk_of[id(param)],):
-                found[chunk].add(unit.index)
-    return {chunk: frozenset(indices) for chunk, indices in found.items()}

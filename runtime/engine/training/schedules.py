@@ -9,13 +9,15 @@ from dsrun.pipeline_schedules.generate import ScheduleName, make_schedule
 from dsrun.pipeline_schedules.zero_actions import with_zero
 
 
-def training_schedule(name: ScheduleName, rank_of: tuple[int, ...], micros: int) -> Schedule:
+def training_schedule(name: ScheduleName, rank_of: tuple[int, ...], micros: int, *, gather_sets: int = 0) -> Schedule:
     """Returns the schedule of a global batch that trains.
 
     Args:
         name: name of the schedule.
         rank_of: stage of each chunk of the model.
         micros: number of micro batches.
+        gather_sets: chunks of a rank whose parameters may be gathered at once, each for its forwards and again for its
+            backwards; 0: parameters are there.
 
     Raises:
         ModelError: the schedule wants the chunks on other stages.
@@ -28,15 +30,16 @@ def training_schedule(name: ScheduleName, rank_of: tuple[int, ...], micros: int)
             f"{list(made.rank_of)}",
             hint="give PipelineModule the virtual_stages and the placement of the schedule",
         )
-    return with_communication(with_zero(made, parameters="never"))
+    return with_communication(with_zero(made, parameters="phases" if gather_sets else "never", ahead=gather_sets > 1))
 
 
-def evaluation_schedule(rank_of: tuple[int, ...], micros: int) -> Schedule:
+def evaluation_schedule(rank_of: tuple[int, ...], micros: int, *, gather_sets: int = 0) -> Schedule:
     """Returns forwards alone: each chunk takes all micro batches, one after the other.
 
     Args:
         rank_of: stage of each chunk of the model.
         micros: number of micro batches.
+        gather_sets: chunks of a rank whose parameters may be gathered at once; 0: parameters are there.
     """
     actions = tuple(
         tuple(
@@ -47,4 +50,7 @@ def evaluation_schedule(rank_of: tuple[int, ...], micros: int) -> Schedule:
         )
         for rank in range(max(rank_of) + 1)
     )
-    return with_communication(Schedule("forward", micros, rank_of, actions))
+    made = Schedule("forward", micros, rank_of, actions)
+    if gather_sets:
+        made = with_zero(made, parameters="phases", ahead=gather_sets > 1, reduces=False)
+    return with_communication(made)

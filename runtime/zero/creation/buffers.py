@@ -148,7 +148,7 @@ class UnitBuffers:
             inside = [unit for unit in self._units if unit.index in self._in_tier]
             numels, labels = [unit.layout.shard_numel for unit in inside], [unit.label for unit in inside]
             if numels:
-                self._tier.reserve(kind, numels, self._precision.compute, labels=labels)
+                self._tier.reserve(kind + self._suffix, numels, self._precision.compute, labels=labels)
         here = [unit.layout for unit in self._units if unit.index not in self._in_tier]
         if self._tier is not None and not here:
             return None

@@ -5,10 +5,12 @@ How and when they are reduced is decided in `reducer.py`; where the reduced ones
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+from dsrun.choices.gather_plan import sets_of_chunks, slots_of_chunks
 
 from ...memory.arena import room_for
 from ...memory.arenas import Arenas
@@ -21,7 +23,8 @@ class LocalSums:
 
     fp32 gradients with a buffer of their own are summed up by autograd itself, in that buffer, which is *kept* from
     micro step to micro step. A unit that is owned whole is summed up where its reduced gradient will lie. The others
-    take 4 bytes an element.
+    take 4 bytes an element; where chunks take turns, see [Note: turns of chunks] in `dsrun.choices.gather_plan`, those
+    of a chunk lie where those of another one did, whose reduction has ended.
 
     Args:
         units: units whose gradients are summed up here.
@@ -29,10 +32,19 @@ class LocalSums:
         keeps: whether each unit has a gradient buffer of its own.
         device: device of the gradients.
         memory: arenas that the sums are reserved in.
+        chunk_of: position of the chunk of each unit that one chunk alone uses, by the unit's index, where chunks take
+            turns.
     """
 
     def __init__(
-        self, units: Iterable[ParamUnit], *, in_place: bool, keeps: bool, device: torch.device, memory: Arenas
+        self,
+        units: Iterable[ParamUnit],
+        *,
+        in_place: bool,
+        keeps: bool,
+        device: torch.device,
+        memory: Arenas,
+        chunk_of: Mapping[int, int] | None = None,
     ) -> None:
         units = list(units)
         kept = {unit.index: unit.flat_grad for unit in units if keeps and unit.flat_grad.dtype == torch.float32}
@@ -41,20 +53,40 @@ class LocalSums:
         apart = [unit for unit in units if unit.index not in shared]
         self._sums: dict[int, Tensor] = dict(shared)
         self._begun: set[int] = set()
+        slot_of = _slots_of(apart, chunk_of or {})
+        numels: dict[int, int] = {}
+        for unit in apart:
+            slot = slot_of[unit.index]
+            numels[slot] = max(numels.get(slot, 0), unit.layout.padded_numel)
         #: Bytes of the sums that lie apart.
-        self.nbytes = sum(unit.layout.padded_numel for unit in apart) * torch.float32.itemsize
+        self.nbytes = sum(numels.values()) * torch.float32.itemsize
+        self._slot_of = slot_of
+        self._holder: dict[int, int] = {}  # by a slot: the unit whose sum was begun there last
         if apart:
             room = memory.reserve(
                 "gradients summed here",
-                room_for([unit.layout.padded_numel for unit in apart]),
+                room_for(list(numels.values())),
                 lambda numel: torch.zeros(numel, dtype=torch.float32, device=device),
             )
+            slots = {slot: room.take(numel) for slot, numel in numels.items()}
             for unit in apart:
-                self._sums[unit.index] = room.take(unit.layout.padded_numel)
+                self._sums[unit.index] = slots[slot_of[unit.index]].narrow(0, 0, unit.layout.padded_numel)
 
     def __contains__(self, index: int) -> bool:
         """Whether a unit is summed up here."""
         return index in self._sums
+
+    def occupy(self, index: int) -> int | None:
+        """Takes the memory of a unit's sum, before it is added to; returns the unit that had it before, if another had.
+
+        The reduction of that one has to end first.
+        """
+        slot = self._slot_of.get(index)
+        if slot is None or (before := self._holder.get(slot)) == index:
+            return None
+        assert before is None or before not in self._begun, "a sum was begun where one waits for its reduction"
+        self._holder[slot] = index
+        return before
 
     @property
     def has_kept(self) -> bool:
@@ -116,6 +148,15 @@ class LocalSums:
     def forget(self) -> None:
         """Forgets all sums."""
         self._begun.clear()
+
+
+def _slots_of(units: Sequence[ParamUnit], chunk_of: Mapping[int, int]) -> dict[int, int]:
+    """Returns by a unit's index the number of the memory that its sum lies in."""
+    numels = [unit.layout.padded_numel for unit in units]
+    slots = slots_of_chunks(
+        numels, [chunk_of.get(unit.index) for unit in units], sets_of_chunks(len({*chunk_of.values()}))
+    )
+    return {unit.index: slot for unit, slot in zip(units, slots, strict=True)}
 
 
 def _is_whole(unit: ParamUnit) -> bool:

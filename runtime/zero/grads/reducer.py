@@ -35,7 +35,7 @@ unit's reduction is an error, and so is every stray where the parameters need no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -117,6 +117,7 @@ class GradReducer:
         notes_unused: note which parameters get no gradient; else nobody knows.
         once_an_update: whether gradients are reduced once an update, see [Note: reduce once an update]; False: after
             every micro step.
+        chunk_of: chunks of the units where these take turns, see `LocalSums`.
 
     Attributes:
         sums: sums that reduced gradients are added to: those of the argument, or the units' `grad_sum`s.
@@ -141,6 +142,7 @@ class GradReducer:
         memory: Arenas | None = None,
         notes_unused: bool = True,
         once_an_update: bool = False,
+        chunk_of: Mapping[int, int] | None = None,
     ) -> None:
         self.sums: GradSums = ResidentSums(units) if sums is None else sums
         sums_here = sums is None
@@ -195,7 +197,9 @@ class GradReducer:
         shared = [unit for unit in units if once_an_update and unit.replicas.size > 1]
         alone = [unit for unit in units if keeps and unit.dtype == torch.float32 and unit.replicas.size == 1]
         local = units if shared and not sums_here else [*shared, *alone]
-        self._local = LocalSums(local, in_place=sums_here, keeps=keeps, device=first.device, memory=memory)
+        self._local = LocalSums(
+            local, in_place=sums_here, keeps=keeps, device=first.device, memory=memory, chunk_of=chunk_of
+        )
         self._comm_dtype = comm_dtype
         self._once: list[tuple[ParamUnit, Tensor, Pending]] = []  # reductions of sums that are under way
         self._may_stay = not shard_gradients and not once_an_update
@@ -395,6 +399,7 @@ class GradReducer:
         chosen = [unit for unit in self._canonical if unit.index in units and unit.index in self._local]
         # Ranks of different stages meet in the reduction of what they share: last, and in one order on all of them.
         for unit in sorted(chosen, key=lambda unit: (bool(unit.placement.stages), _tied_name(unit))):
+            self._make_room(unit)
             sent = self._local.take(unit.index)
             if unit.ties is not None:
                 # The uses of one sample first, and then the samples, for whom the first stage speaks.
@@ -428,17 +433,27 @@ class GradReducer:
         """Whether a unit's buffer holds gradients of earlier micro steps."""
         return unit.index in self._unreduced or self._local.keeps(unit.index)
 
-    def _end_once(self) -> None:
-        """Waits for the reductions that take place once an update."""
+    def _make_room(self, unit: ParamUnit) -> None:
+        """Ends the reduction of a sum that lies where a unit's own is to be."""
+        before = self._local.occupy(unit.index)
+        if before is not None:
+            self._end_once(before)
+
+    def _end_once(self, index: int | None = None) -> None:
+        """Waits for the reductions that take place once an update, of all units or of one."""
+        left: list[tuple[ParamUnit, Tensor, Pending]] = []
         for unit, sent, pending in self._once:
+            if index not in (None, unit.index):
+                left.append((unit, sent, pending))
+                continue
             pending.wait()
             factor = unit.divide_before / unit.divide_by
             reader = self.sums.take(unit.index, self._own(unit, sent), factor, first=unit.index not in self._begun)
             if reader is not None:
                 reader.wait()
             self._begun.add(unit.index)
-        self.has_sums = self.has_sums or bool(self._once)
-        self._once.clear()
+            self.has_sums = True
+        self._once = left
 
     def abandon(self) -> None:
         """Ends a micro step whose backward raised: reductions under way are waited for, and nothing more is added.
@@ -551,6 +566,7 @@ class GradReducer:
             if progress.phase is not _Phase.COMPLETE:
                 return
             if unit.index in self._local:
+                self._make_room(unit)
                 self._local.add(unit.index, progress.flat, self._scale)
                 self._move_home(unit)
                 progress.phase = _Phase.DONE

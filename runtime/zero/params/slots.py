@@ -11,7 +11,7 @@ Reuse is ordered by the stream: a collective into a slot is enqueued after the w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from dsrun.choices.gather_plan import (
     SlotPlan,
     UnitElements,
     choose_staying,
+    plan_chunks,
     plan_gathering,
     plan_slots,
 )
@@ -86,12 +87,19 @@ def elements_of(unit: ParamUnit) -> UnitElements:
     return UnitElements(own.numel, own.padded_numel, frozen.numel, frozen.padded_numel, unit.module is not None)
 
 
-def turns_of(units: Sequence[ParamUnit], budgets: GatherBudgets) -> GatherPlan:
+def turns_of(
+    units: Sequence[ParamUnit], budgets: GatherBudgets, *, chunk_of: Mapping[int, int] | None = None
+) -> GatherPlan:
     """Returns which of the units' parameters stay gathered, and how the others take turns.
 
     Args:
         units: units in order of registration, each with its `frozen`, which does not stay gathered.
         budgets: limits that the config sets for gathered parameters.
+        chunk_of: position of the chunk of each unit that one chunk alone uses, by the unit's index, where chunks take
+            turns; None: units do.
     """
     elements = [elements_of(unit) for unit in units]
-    return plan_gathering(elements, [stays.trained for stays in choose_staying(elements, budgets)], budgets)
+    stays = [stays.trained for stays in choose_staying(elements, budgets)]
+    if chunk_of is None:
+        return plan_gathering(elements, stays, budgets)
+    return plan_chunks(elements, stays, [chunk_of.get(unit.index) for unit in units], budgets)

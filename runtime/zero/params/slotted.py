@@ -34,6 +34,7 @@ class _Slot:
         occupant: unit whose parameters it has, or will have.
         missing: units whose present values are not in it, although they are the occupant's.
         users: acquires of the occupant that were not released.
+        keepers: whoever keeps the occupant here, in use or not.
         pending: gathers under way.
     """
 
@@ -41,12 +42,18 @@ class _Slot:
     occupant: ParamUnit | None = None
     missing: tuple[ParamUnit, ...] = ()
     users: int = 0
+    keepers: int = 0
     pending: list[Pending] = field(default_factory=list[Pending])
 
     def wait(self) -> None:
         for work in self.pending:
             work.wait()
         self.pending.clear()
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether no other unit may have it now."""
+        return self.users > 0 or self.keepers > 0
 
     def vacate(self) -> None:
         self.occupant, self.missing = None, ()
@@ -117,7 +124,7 @@ class SlottedStore:
         arenas = Arenas() if arenas is None else arenas
         self._collectives = collectives
         self._device = device
-        self._ahead = plan.slot_count - 1
+        self._ahead = plan.ahead
         self.poison = poison
         self._order = RecordedOrder()
         self._evaluated = EvaluatedOrder()
@@ -179,7 +186,7 @@ class SlottedStore:
         for place in self._places[unit.index]:
             slot = place.slot
             if slot.occupant is not unit:
-                if slot.users:
+                if slot.is_taken:
                     assert slot.occupant is not None, "a slot in use has an occupant"
                     raise ModelError(
                         f"model: unit `{unit.name}` is needed while unit `{slot.occupant.name}` is still in use, "
@@ -216,9 +223,39 @@ class SlottedStore:
         if not places[0].slot.users:
             self._take_writes(unit)
             unit.show(ReleasedParameter)
+        self._clear(places)
+
+    def keep(self, units: Sequence[ParamUnit]) -> None:
+        """See `ParamStore`. Enters an all-gather of what is not there; `acquire` waits for it."""
+        for unit in units:
+            for place in self._places[unit.index]:
+                slot = place.slot
+                if slot.occupant is not unit:
+                    assert not slot.is_taken, (
+                        f"{unit.name} is kept where {slot.occupant and slot.occupant.name} is in use"
+                    )
+                    slot.occupant, slot.missing = unit, place.parts
+                if slot.missing:
+                    self._gather(slot)
+                slot.keepers += 1
+
+    def let_go(self, units: Sequence[ParamUnit]) -> None:
+        """See `ParamStore`."""
+        for unit in units:
+            for place in self._places[unit.index]:
+                assert place.slot.keepers > 0, f"unit {unit.name} was let go twice"
+                place.slot.keepers -= 1
+            self._clear(self._places[unit.index])
+
+    def _clear(self, places: Sequence[_Place]) -> None:
+        """Fills with NaN what is not in use any more, where uses after a release are to show."""
         for place in places:
             slot = place.slot
-            if slot.users == 0 and (self.poison or (not self._is_recorded and not self._stays(place))):
+            # What several stages gather together is gathered when all of them are there, and only then.
+            if slot.is_taken or place.unit.placement.stages:
+                continue
+            if self.poison or (not self._is_recorded and not self._stays(place)):
+                slot.wait()
                 for part in place.parts:
                     part.flat_param.fill_(float("nan"))
                 slot.vacate()
@@ -235,7 +272,7 @@ class SlottedStore:
             return memory_of(unit.gathered_params[position]).clone()
         of_frozen = position >= len(unit.params)
         part = unit.frozen if of_frozen and unit.frozen is not None else unit
-        if any(place.slot.users and place.slot.occupant is not unit for place in self._places[unit.index]):
+        if any(place.slot.is_taken and place.slot.occupant is not unit for place in self._places[unit.index]):
             flat = torch.empty_like(part.flat_param)
             part.wait_update()
             gather(part, flat).wait()
@@ -252,7 +289,7 @@ class SlottedStore:
         Starts gathering what stays; that it is waited for is `acquire`'s business."""
         self.changes += 1
         for slot in self._slots:
-            assert slot.users == 0, "parameters are in use during a step"
+            assert not slot.is_taken, "parameters are in use during a step"
             slot.wait()
         places = list(chain.from_iterable(self._places.values()))
         for place in places:
@@ -347,7 +384,7 @@ class SlottedStore:
             if taken.setdefault(id(slot), unit) is not unit:
                 return
             if slot.occupant is not unit:
-                if slot.users:
+                if slot.is_taken:
                     return
                 slot.occupant, slot.missing = unit, place.parts
             if slot.missing:

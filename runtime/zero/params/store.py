@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from torch import Tensor
@@ -35,6 +36,18 @@ class ParamStore(Protocol):
 
     def release(self, unit: ParamUnit) -> None:
         """Ends one `acquire`."""
+        ...
+
+    def keep(self, units: Sequence[ParamUnit]) -> None:
+        """Begins to gather units together, and keeps them where they are until `let_go`: `acquire` gathers none again.
+
+        Args:
+            units: units that lie beside one another.
+        """
+        ...
+
+    def let_go(self, units: Sequence[ParamUnit]) -> None:
+        """Ends one `keep`."""
         ...
 
     def is_there(self, unit: ParamUnit) -> bool:
@@ -104,6 +117,12 @@ class ResidentStore:
         unit.wait_update()
 
     def release(self, unit: ParamUnit) -> None:
+        """See `ParamStore`: nothing to do."""
+
+    def keep(self, units: Sequence[ParamUnit]) -> None:
+        """See `ParamStore`: they are there."""
+
+    def let_go(self, units: Sequence[ParamUnit]) -> None:
         """See `ParamStore`: nothing to do."""
 
     def is_there(self, unit: ParamUnit) -> bool:

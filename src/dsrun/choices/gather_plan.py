@@ -12,12 +12,18 @@ module is needed for the whole forward and backward, so its cell never shares.
 The number of slots says how far gathering may run ahead: with k slots, k - 1 units lie ready or on their way while one
 computes. It follows from how many elements may be gathered ahead, and is cut down until all slots together fit what may
 be live at once. One slot is the least: a unit that is needed is gathered in any case.
+
+[Note: turns of chunks]
+Under a pipeline whose schedule takes all micro batches through one chunk after the other, chunks take turns: the cells
+of a chunk are gathered together and lie in one set of slots. With three chunks or more on a rank there are two sets,
+and the next chunk is gathered while one computes. With two chunks a second set would hold all that there is.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 NO_LIMIT = (1 << 63) - 1
 #: Slots where nobody says how far to run ahead: one unit computes while the next one is on its way.
@@ -102,11 +108,15 @@ class GatherPlan:
 
     Attributes:
         slot_count: slots that cells share.
+        ahead: units that are gathered ahead of their use, in the order of uses; where chunks take turns, none.
+        sets: sets of slots where chunks take turns: 2 for a chunk that is gathered ahead, else 1; 0 where units do.
         cells: cells to gather, in the order of units; a unit's shared cell comes before the one that stays.
         slots: slot of each cell, and the elements of each slot.
     """
 
     slot_count: int
+    ahead: int
+    sets: int
     cells: tuple[Cell, ...]
     slots: SlotPlan
 
@@ -163,6 +173,62 @@ def plan_gathering(units: Sequence[UnitElements], stays: Sequence[bool], budgets
     return plan
 
 
+def sets_of_chunks(chunks: int) -> int:
+    """Returns how many chunks of a rank have memory at once, see [Note: turns of chunks].
+
+    Args:
+        chunks: chunks of a rank.
+    """
+    return 1 if chunks <= USUAL_SLOTS else USUAL_SLOTS
+
+
+def plan_chunks(
+    units: Sequence[UnitElements], stays: Sequence[bool], chunk_of: Sequence[int | None], budgets: GatherBudgets
+) -> GatherPlan:
+    """Lets the chunks of a rank take turns, see [Note: turns of chunks].
+
+    Args:
+        units: units in the order of registration, without frozen parts that stay.
+        stays: flags, one for each unit, that say whether its trained part stays gathered.
+        chunk_of: position of each unit's chunk among those of the rank; None for one that several of them use, or
+            several stages: it stays.
+        budgets: limits on gathering that the config sets, in elements.
+    """
+    cells = tuple(
+        replace(cell, shares=cell.shares and chunk_of[cell.unit] is not None) for cell in _cells(units, stays)
+    )
+    chunks = [chunk_of[cell.unit] if cell.shares else None for cell in cells]
+    sets = 1 if budgets.ahead == 0 else sets_of_chunks(len({*chunk_of} - {None}))
+    plan = _with_sets(cells, chunks, sets)
+    if sets > 1 and budgets.live is not None and plan.numel > budgets.live:
+        plan = _with_sets(cells, chunks, 1)
+    return plan
+
+
+def slots_of_chunks(numels: Sequence[int], chunk_of: Sequence[int | None], sets: int) -> tuple[int, ...]:
+    """Gives the largest buffers of each chunk of a set one slot, the second largest ones the next, and so on.
+
+    Args:
+        numels: elements of each buffer.
+        chunk_of: position of the chunk of each; None for one that needs a slot of its own.
+        sets: sets of slots that chunks take turns in.
+
+    Returns:
+        number of the slot of each.
+    """
+    of_chunk: dict[int, list[int]] = defaultdict(list)
+    for position in sorted(range(len(numels)), key=lambda position: -numels[position]):
+        if (chunk := chunk_of[position]) is not None:
+            of_chunk[chunk].append(position)
+    shared = sets * max(map(len, of_chunk.values()), default=0)
+    slot_of = {
+        position: sets * number + chunk % sets
+        for chunk, positions in of_chunk.items()
+        for number, position in enumerate(positions)
+    }
+    return tuple(slot_of.get(position, shared + position) for position in range(len(numels)))
+
+
 def leaving_numel(numel: int) -> int:
     """Returns the elements of each buffer through which new values of slices leave the device.
 
@@ -204,4 +270,13 @@ def _cells(units: Sequence[UnitElements], stays: Sequence[bool]) -> Iterator[Cel
 
 def _with_slots(cells: tuple[Cell, ...], count: int) -> GatherPlan:
     slots = plan_slots([cell.numel for cell in cells], [cell.shares for cell in cells], count=count)
-    return GatherPlan(count, cells, slots)
+    return GatherPlan(count, count - 1, 0, cells, slots)
+
+
+def _with_sets(cells: tuple[Cell, ...], chunks: Sequence[int | None], sets: int) -> GatherPlan:
+    slots = slots_of_chunks([cell.numel for cell in cells], chunks, sets)
+    numel: dict[int, int] = {}
+    for cell, slot in zip(cells, slots, strict=True):
+        numel[slot] = max(numel.get(slot, 0), cell.numel)
+    shared = {slot for slot, cell in zip(slots, cells, strict=True) if cell.shares}
+    return GatherPlan(len(shared), 0, sets, cells, SlotPlan(slots, numel))

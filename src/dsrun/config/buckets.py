@@ -52,7 +52,7 @@ def tell_auto(config: Config, resolved: Config) -> str | None:
         config: a checked config.
         resolved: the same, for the model.
     """
-    if config.zero_optimization.stage != 3:
+    if config.cutting_stage != 3:
         return None
     names = ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
     asked = [name for name in names if getattr(config.zero_optimization, name) == "auto"]

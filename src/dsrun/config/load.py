@@ -21,7 +21,7 @@ from dsrun.config.legacy import translate
 from dsrun.config.programs import fold_idle_keys, rewrite_program_forms
 from dsrun.config.provenance import Kind, Provenance, Source
 from dsrun.config.rules.all import check_rules
-from dsrun.config.rules.pipeline import check_micro_batches
+from dsrun.config.rules.pipeline import check_micro_batches, is_offload_refused
 from dsrun.config.status import judge
 from dsrun.config.suggest import suggest_key
 from dsrun.config.text.source import ConfigSource, read_source
@@ -215,8 +215,11 @@ def _with_stages(config: Config, stages: int, sources: dict[str, Source], report
 
 
 def _check_whole(config: Config, root: Node, report: Report, *, by_program: bool) -> None:
-    stage = None if "zero_optimization.stage" in report.broken_keys else config.zero_optimization.stage
-    judge(config, root, "", zero_stage=stage, report=report, by_program=by_program)
+    # What a rule refuses is not told to be without effect, too.
+    stage = 3 if is_offload_refused(config) else config.cutting_stage
+    stage = None if "zero_optimization.stage" in report.broken_keys else stage
+    is_other = stage not in (None, config.zero_optimization.stage)
+    judge(config, root, "", zero_stage=stage, report=report, by_program=by_program, is_other_stage=is_other)
 
     def place_of(path: str) -> Position:
         node, at = root, root.at

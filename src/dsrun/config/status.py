@@ -11,7 +11,14 @@ from dsrun.config.text.tree import Node, Position, join, show
 
 
 def judge(
-    section: Section, node: Node, path: str, *, zero_stage: int | None, report: Report, by_program: bool = False
+    section: Section,
+    node: Node,
+    path: str,
+    *,
+    zero_stage: int | None,
+    report: Report,
+    by_program: bool = False,
+    is_other_stage: bool = False,
 ) -> None:
     """Reports every key of `section`, as written in `node`, that does not do what it says.
 
@@ -23,6 +30,7 @@ def judge(
         report: report that receives an error, warning or note for each such key.
         by_program: whether a program made the config: a section that would only tell about the run is left out with a
             note.
+        is_other_stage: whether the stage is not the one that is written, see `Training.cutting_stage`.
     """
     model = type(section)
     broken = report.broken_keys
@@ -42,9 +50,27 @@ def judge(
             elif _refused(model, name, value):
                 report.error(Code.PLANNED, full, f"`{full}` is set; {_not_yet(model, name)}", at)
             else:
-                judge(value, child, full, zero_stage=zero_stage, report=report, by_program=by_program)
+                judge(
+                    value,
+                    child,
+                    full,
+                    zero_stage=zero_stage,
+                    report=report,
+                    by_program=by_program,
+                    is_other_stage=is_other_stage,
+                )
             continue
-        said = _judge_value(model, name, value, full, at, zero_stage=zero_stage, report=report, by_program=by_program)
+        said = _judge_value(
+            model,
+            name,
+            value,
+            full,
+            at,
+            zero_stage=zero_stage,
+            report=report,
+            by_program=by_program,
+            is_other_stage=is_other_stage,
+        )
         if said and model.switch and name == model.switch[0]:
             return  # the whole section is refused by its switch; its other keys add nothing
 
@@ -59,6 +85,7 @@ def _judge_value(
     zero_stage: int | None,
     report: Report,
     by_program: bool,
+    is_other_stage: bool,
 ) -> bool:
     """Judges one value; returns whether it was refused."""
     meaning, status = model.knob_of(name), model.status_of(name)
@@ -79,7 +106,9 @@ def _judge_value(
         report.warning(
             Code.NO_EFFECT,
             full,
-            f"`{full}` has no effect at `zero_optimization.stage` {zero_stage}, only at {stages}",
+            f"`{full}` has no effect where state is held as at `zero_optimization.stage` {zero_stage}, only at {stages}"
+            if is_other_stage
+            else f"`{full}` has no effect at `zero_optimization.stage` {zero_stage}, only at {stages}",
             at,
         )
     elif status is Status.PLANNED:

@@ -23,8 +23,8 @@ _OFFLOADS: tuple[tuple[Tier, Tier], ...] = (
     ("nvme", "nvme"),
 )
 _STAGES = (0, 1, 2, 3)
-#: Stage 2 has no smaller peak than 1 in a pipeline, and stage 3 is refused there.
-_STAGES_OF_PIPELINES = (0, 1)
+#: Stage 3 is 2 in a pipeline, but where chunks take turns.
+_STAGES_OF_PIPELINES = (0, 1, 2)
 #: More chunks a rank than these send more than they save.
 _MOST_CHUNKS = 8
 _OFFLOADING: tuple[tuple[str, type[Section]], ...] = (
@@ -49,13 +49,17 @@ class Choice:
 def what_if(model: ModelSize, settings: RunSettings, machine: Machine) -> list[Prediction]:
     """Predicts every stage with every offload; parameters are offloaded at stage 3 only, nothing at stage 0."""
     found: list[Prediction] = []
-    for stage in _STAGES if settings.stages == 1 else _STAGES_OF_PIPELINES:
+    for stage in _stages(settings):
         for optimizer, param in _OFFLOADS:
             if (stage == 0 and optimizer != "none") or (stage < 3 and param != "none"):
                 continue
             changed = with_offload(replace(settings, stage=stage), optimizer, param)
             found.append(predict(model, changed, machine))
     return found
+
+
+def _stages(settings: RunSettings) -> tuple[int, ...]:
+    return _STAGES if settings.stages == 1 or settings.chunks_take_turns else _STAGES_OF_PIPELINES
 
 
 def with_offload(settings: RunSettings, optimizer: Tier, param: Tier) -> RunSettings:
@@ -91,7 +95,7 @@ def fastest(model: ModelSize, settings: RunSettings, machine: Machine, *, pipeli
     for cut in _pipelines(model, base, machine) if pipelines else (base,):
         # As many samples of each pipeline more as there are fewer pipelines.
         here = samples * cut.stages // settings.stages
-        for stage in _STAGES if cut.stages == 1 else _STAGES_OF_PIPELINES:
+        for stage in _stages(cut):
             for micro in divisors(here):
                 changed = replace(cut, stage=stage, micro_batch=micro, accumulation_steps=here // micro)
                 if _takes(changed):
@@ -133,6 +137,7 @@ def _schedules(blocks: int) -> Iterator[tuple[ScheduleName, int]]:
     for chunks in sorted(divisors(blocks)):
         if 1 < chunks <= _MOST_CHUNKS:
             yield "interleaved", chunks
+            yield "breadth_first", chunks
 
 
 def _takes(settings: RunSettings) -> bool:

@@ -18,7 +18,7 @@ Parameters = Literal["held", "phases", "never"]
 _SENDS = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
 
 
-def with_zero(schedule: Schedule, *, parameters: Parameters, reduces: bool = True) -> Schedule:
+def with_zero(schedule: Schedule, *, parameters: Parameters, reduces: bool = True, ahead: bool = False) -> Schedule:
     """Returns the schedule with what ZeRO does between its computations.
 
     A reduction stands behind the last gradients of a chunk, and behind their send: what other ranks wait for leaves
@@ -28,23 +28,32 @@ def with_zero(schedule: Schedule, *, parameters: Parameters, reduces: bool = Tru
         schedule: schedule with or without messages.
         parameters: time that gathered parameters stay; see `Parameters`.
         reduces: whether gradients are reduced in the batch.
+        ahead: whether a chunk is gathered behind the first computation of the chunk before it; else behind the last.
 
     Raises:
         ConfigError: parameters are to be gathered for phases that the schedule does not have.
     """
-    rows = tuple(_with_zero(schedule, rank, parameters, reduces) for rank in range(schedule.ranks))
+    rows = tuple(_with_zero(schedule, rank, parameters, reduces, ahead) for rank in range(schedule.ranks))
     return Schedule(schedule.name, schedule.micros, schedule.rank_of, rows)
 
 
-def _with_zero(schedule: Schedule, rank: int, parameters: Parameters, reduces: bool) -> tuple[Action, ...]:
+def _with_zero(schedule: Schedule, rank: int, parameters: Parameters, reduces: bool, ahead: bool) -> tuple[Action, ...]:
     row = schedule.actions[rank]
     gathers: dict[int, list[Action]] = {}
+    early: dict[int, list[Action]] = {}
     drops: dict[int, list[Action]] = {}
     uses = _uses(row)
-    for chunk, places in uses.items():
-        for first, last in _stays(schedule, rank, chunk, places, parameters):
-            gathers.setdefault(first, []).append(Action(Kind.GATHER, chunk))
-            drops.setdefault(last, []).append(Action(Kind.DROP, chunk))
+    stays = sorted(
+        (first, last, chunk)
+        for chunk, places in uses.items()
+        for first, last in _stays(schedule, rank, chunk, places, parameters)
+    )
+    before: int | None = None
+    for first, last, chunk in stays:
+        gathered, at = (gathers, first) if before is None or not ahead else (early, before)
+        gathered.setdefault(at, []).append(Action(Kind.GATHER, chunk))
+        drops.setdefault(last, []).append(Action(Kind.DROP, chunk))
+        before = first
     reductions = {places[-1]: Action(Kind.REDUCE, chunk) for chunk, places in uses.items()} if reduces else {}
     made: list[Action] = []
     late: list[Action] = []  # what stands behind the send of the computation before
@@ -54,6 +63,7 @@ def _with_zero(schedule: Schedule, rank: int, parameters: Parameters, reduces: b
             late = []
         made += gathers.get(index, ())
         made.append(action)
+        late += early.get(index, ())
         late += [reductions[index]] if index in reductions else ()
         late += drops.get(index, ())
     return (*made, *late)

@@ -50,6 +50,8 @@ SAVED = [
     (Case(2, "interleaved", 2, tied=True), [Case(4, "gpipe"), Case(1)]),
     (Case(4, "zero_bubble"), [Case(2, "zbv", 2, zero=2), Case(2, "breadth_first", 2)]),
     (Case(2, "zbv", 2, tied=True, zero=1), [Case(4, "interleaved", 2), Case(1, plain=True, zero=2)]),
+    (Case(2, "breadth_first", 2, zero=3, tied=True), [Case(1, plain=True), Case(4, "1f1b", zero=3)]),
+    (Case(1, data=2, plain=True, zero=3), [Case(2, "breadth_first", 4, data=2, zero=3)]),
     (Case(2, data=2, zero=2), [Case(1, data=2, plain=True, zero=1), Case(2, "zbv", 2, data=2, zero=1)]),
     (Case(1, data=2, plain=True, zero=1, tied=True), [Case(2, data=2, zero=2), Case(2, "interleaved", 2, data=2)]),
 ]

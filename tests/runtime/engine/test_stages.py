@@ -353,9 +353,3 @@ def test_what_a_script_writes_to_a_tied_weight_on_one_stage_is_refused_by_name(s
             raise AssertionError("nobody comes here")
 
     run_ranks(2, 1, body, 1, tied=True)
-
-
-def test_stage_3_with_a_tied_weight_is_refused_by_name(stages: Callable[[int], None]) -> None:
-    stages(2)
-    with pytest.raises(ModelError, match="`tie_of_first` is used by pipeline stages 0 and 1"):
-        run_ranks(2, 1, lambda engine, at, data_rank: None, 3, tied=True)

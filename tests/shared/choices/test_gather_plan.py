@@ -10,8 +10,10 @@ from dsrun.choices.gather_plan import (
     ResidentParts,
     UnitElements,
     choose_staying,
+    plan_chunks,
     plan_gathering,
     plan_slots,
+    slots_of_chunks,
 )
 
 
@@ -100,3 +102,36 @@ def test_what_stays_has_a_slot_of_its_own_beside_the_turns() -> None:
         (70, True),
     ]
     assert plan.numel == 90 + 80 + 10 + 10
+
+
+def test_of_two_chunks_one_lies_where_the_other_did_and_of_more_two_are_there() -> None:
+    for chunks, sets, total in ((1, 1, 140), (2, 1, 140), (3, 2, 280), (8, 2, 280)):
+        units = [block(numel) for _ in range(chunks) for numel in (40, 100)]
+        chunk_of = [chunk for chunk in range(chunks) for _ in range(2)]
+        plan = plan_chunks(units, [False] * len(units), chunk_of, GatherBudgets())
+        assert (plan.sets, plan.ahead, plan.numel) == (sets, 0, total)
+        for first in range(chunks):
+            for second in range(first + 1, min(first + sets, chunks)):
+                slots = [{*plan.slots.slot_of[2 * chunk : 2 * chunk + 2]} for chunk in (first, second)]
+                assert not slots[0] & slots[1], "a chunk and the one gathered ahead of it lie apart"
+
+
+def test_a_chunk_is_not_gathered_ahead_where_nothing_is_or_where_fewer_may_be_live() -> None:
+    units = [block(100) for _ in range(4)]
+    for budgets in (GatherBudgets(ahead=0), GatherBudgets(live=199)):
+        plan = plan_chunks(units, [False] * 4, [0, 1, 2, 3], budgets)
+        assert (plan.sets, plan.numel) == (1, 100)
+    assert plan_chunks(units, [False] * 4, [0, 1, 2, 3], GatherBudgets(live=200)).sets == 2
+
+
+def test_what_stays_what_several_chunks_use_and_the_rest_have_slots_of_their_own() -> None:
+    units = [block(10), block(100), block(100), block(30), rest(7)]
+    plan = plan_chunks(units, [True, False, False, False, False], [0, 0, 1, None, 0], GatherBudgets(stay=10))
+    own = [plan.slots.slot_of[cell] for cell in (0, 3, 4)]
+    assert plan.slots.slot_of[1] == plan.slots.slot_of[2]
+    assert len({*own, plan.slots.slot_of[1]}) == 4
+    assert (plan.numel, plan.slot_count) == (10 + 100 + 30 + 7, 1)
+
+
+def test_the_largest_buffers_of_all_chunks_share_a_slot() -> None:
+    assert slots_of_chunks([5, 90, 80, 6, 7], [0, 0, 1, 1, None], 1) == (1, 0, 0, 1, 6)

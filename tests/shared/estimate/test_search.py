@@ -98,7 +98,7 @@ def test_a_pipeline_is_proposed_where_gradients_take_longer_than_what_ranks_wait
     chosen = choice.prediction.settings
     assert chosen.stages > 1
     assert chosen.micro_batch * chosen.accumulation_steps * (4 // chosen.stages) == 64, "samples of a step stay"
-    assert chosen.stage in (0, 1)
+    assert chosen.stage < 3 or chosen.chunks_take_turns
     assert ("pipeline.stages", chosen.stages) in choice.changes
     assert choice.prediction.pipeline is not None
     alone = fastest(MODEL, asked, _slow_network(4, 0.5), pipelines=False)
@@ -111,6 +111,10 @@ def test_one_stage_stays_where_nothing_is_gained_by_more() -> None:
     assert choice.prediction.settings.stages == 1
 
 
-def test_what_is_refused_in_a_pipeline_is_not_proposed() -> None:
+def test_parameters_are_cut_in_a_pipeline_only_where_chunks_take_turns() -> None:
     cut = replace(BF16, axis_sizes={"pipe": 4}, once_an_update=True, accumulation_steps=8)
-    assert {p.settings.stage for p in what_if(MODEL, cut, gpus("H100-80G"))} == {0, 1}
+    turns = replace(cut, schedule="breadth_first", chunks_per_rank=2)
+    assert {p.settings.stage for p in what_if(MODEL, cut, gpus("H100-80G"))} == {0, 1, 2}
+    assert {p.settings.stage for p in what_if(MODEL, turns, gpus("H100-80G"))} == {0, 1, 2, 3}
+    choice = fastest(MODEL, replace(cut, stage=3), gpus("H100-80G", 4))
+    assert choice is None or choice.prediction.settings.stage < 3 or choice.prediction.settings.stages == 1

@@ -40,6 +40,22 @@ def test_breadth_first_gathers_in_phases_twice_and_once_where_they_meet() -> Non
     assert problems_of(with_communication(made), capacity=1) == []
 
 
+def test_a_chunk_is_gathered_ahead_while_the_one_before_it_computes() -> None:
+    made = with_zero(make_schedule("breadth_first", ranks=2, micros=2, virtual=3), parameters="phases", ahead=True)
+    assert " ".join(map(str, made.actions[0])) == (
+        "G.0 F0.0 G.2 F1.0 D.0 F0.2 G.4 F1.2 D.2 F0.4 G.2 F1.4 B0.4 B1.4 R.4 D.4 "
+        "B0.2 G.0 B1.2 R.2 D.2 B0.0 B1.0 R.0 D.0"
+    )
+    for row in made.actions:
+        there, most = 0, 0
+        for action in row:
+            there += (action.kind is Kind.GATHER) - (action.kind is Kind.DROP)
+            most = max(most, there)
+        assert (there, most) == (0, 2)
+    for one in (with_communication(made), made):
+        assert problems_of(one, capacity=1) == []
+
+
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zero_bubble", "zbv"])
 def test_schedules_without_phases_are_refused_by_name(name: str) -> None:
     virtual = 2 if name == "interleaved" else None

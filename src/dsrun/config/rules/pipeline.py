@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _VIRTUAL = "pipeline.virtual_stages"
 _SCHEDULE = "pipeline.schedule"
 _ZERO = "zero_optimization.stage"
+_OFFLOAD = "zero_optimization.offload_param.device"
+_TURNS = f'write `{_SCHEDULE}` "breadth_first" and a larger `{_VIRTUAL}`, where chunks take turns'
 _ONE_CHUNK: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "zero_bubble")
 #: Keys of DeepSpeed's that change nothing here, with the reason.
 _IDLE: Mapping[str, str] = {
@@ -135,27 +137,34 @@ def _recomputation(config: Training, report: Report, place_of: Callable[[str], P
 def _zero(config: Training, report: Report, place_of: Callable[[str], Position]) -> None:
     stage, section = config.zero_optimization.stage, config.pipeline
     stages = section.count
-    if stage == 2:
+    if stage == 2 and not section.takes_turns:
         message = (
-            f"`{_ZERO}` 2 holds as much as 1 at its peak with {stages} pipeline stages: gradients are summed over "
-            "ranks once an update, and whole until then"
+            f"`{_ZERO}` 2 holds the sums of gradients whole, as 1 does, with {stages} pipeline stages: they are summed "
+            "over ranks once an update"
         )
-        report.note(Code.NO_EFFECT, _ZERO, message, place_of(_ZERO), "write 1, or keep it: results are the same")
-    elif stage == 3 and section.schedule_name == "breadth_first":
+        hint = f"keep it: results are the same; to hold less, {_TURNS}"
+        report.note(Code.NO_EFFECT, _ZERO, message, place_of(_ZERO), hint)
+    elif is_offload_refused(config):
         message = (
-            f"`{_ZERO}` is 3 with {stages} pipeline stages; this version does not gather the parameters of a chunk "
-            "once for all micro batches yet"
+            f"`{_OFFLOAD}` is {config.zero_optimization.offload_param.device} with {stages} pipeline stages under the "
+            f"schedule `{section.schedule_name}`: every micro batch would gather the stage's parameters for forward "
+            f"and for backward and cut up its gradients; {_gathering(config)}"
         )
-        report.error(Code.PLANNED, _ZERO, message, place_of(_ZERO), "write 1: a stage has its parameters whole")
-    elif stage == 3:
-        report.error(
-            Code.COMBINATION,
-            _ZERO,
-            f"`{_ZERO}` is 3 with {stages} pipeline stages: every micro batch would gather the stage's parameters for "
-            f"forward and for backward and cut up its gradients; {_gathering(config)}",
-            place_of(_ZERO),
-            "write 1: a stage has its parameters whole, and only masters and states are cut",
+        report.error(Code.COMBINATION, _OFFLOAD, message, place_of(_OFFLOAD), f"leave it out; or {_TURNS}")
+    elif stage == 3 and not config.gathers_chunks:
+        message = (
+            f"`{_ZERO}` 3 holds parameters as 2 does with {stages} pipeline stages under the schedule "
+            f"`{section.schedule_name}`: whole from the first micro batch to the last; to gather them for each would "
+            f"take {_gathering(config)}"
         )
+        hint = f"keep it: results are the same; to hold less, {_TURNS}"
+        report.note(Code.NO_EFFECT, _ZERO, message, place_of(_ZERO), hint)
+
+
+def is_offload_refused(config: Training) -> bool:
+    """Whether parameters are to leave the device though every micro batch needs all that a rank has."""
+    asked = config.zero_optimization.stage == 3 and config.zero_optimization.offload_param.device != "none"
+    return asked and config.pipeline.count > 1 and not config.gathers_chunks
 
 
 def _gathering(config: Training) -> str:

@@ -157,6 +157,11 @@ class Pipeline(Section):
         return self.count * self.chunks_per_rank
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether a chunk is through with all micro batches before the next one on its rank begins."""
+        return self.count > 1 and self.schedule_name == "breadth_first" and self.chunks_per_rank > 1
+
+    @property
     def seeds_layers(self) -> bool:
         """Whether random numbers of dropout go by layer and micro batch, with `auto` resolved."""
         return self.count > 1 if self.seed_layers == "auto" else self.seed_layers

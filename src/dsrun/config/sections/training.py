@@ -296,3 +296,17 @@ class Training(Section):
         if self.gradient_reduction == "auto":
             return self.pipeline.count > 1
         return self.gradient_reduction == "update"
+
+    @property
+    def gathers_chunks(self) -> bool:
+        """Whether parameters of pipeline stages are slices, gathered for all micro batches of a chunk together."""
+        return self.zero_optimization.stage == 3 and self.pipeline.takes_turns
+
+    @property
+    def cutting_stage(self) -> int:
+        """ZeRO stage by which state is cut up: 2 for 3 where the stages of a pipeline have their parameters whole.
+
+        That is under all schedules but those of `gathers_chunks`, see docs/decisions/0069.
+        """
+        stage = self.zero_optimization.stage
+        return 2 if stage == 3 and self.pipeline.count > 1 and not self.gathers_chunks else stage

@@ -15,8 +15,11 @@ from dsrun.choices.gather_plan import (
     GatherPlan,
     UnitElements,
     choose_staying,
+    plan_chunks,
     plan_gathering,
     plan_slots,
+    sets_of_chunks,
+    slots_of_chunks,
 )
 from dsrun.choices.resident_units import room_at_ratio, units_that_stay
 from dsrun.estimate.model.units import UnitGroup
@@ -87,6 +90,7 @@ class PaddedUnit:
         frozen_shard: elements of one rank's slice of the buffer of frozen parameters.
         frozen_numel: frozen parameters, without gaps between them.
         kept: its parameters stay in fp32.
+        chunk: position of its chunk among those of a pipeline stage.
     """
 
     padded: int
@@ -98,6 +102,7 @@ class PaddedUnit:
     frozen_shard: int
     frozen_numel: int
     kept: bool = False
+    chunk: int = 0
 
     @property
     def elements(self) -> UnitElements:
@@ -138,6 +143,7 @@ def pad_units(units: Sequence[UnitGroup], ranks: int, *, tensor_parallel: int = 
             frozen_shard=frozen_shard,
             frozen_numel=share(unit.frozen_numel),
             kept=unit.kept,
+            chunk=unit.chunk,
         )
         padded += [one] * unit.count
     return padded
@@ -151,12 +157,15 @@ class GatheredUnits:
     plan: GatherPlan
 
 
-def gathered_units(units: Sequence[PaddedUnit], budgets: GatherBudgets) -> GatheredUnits:
+def gathered_units(
+    units: Sequence[PaddedUnit], budgets: GatherBudgets, *, chunks_take_turns: bool = False
+) -> GatheredUnits:
     """Returns what stage 3 gathers, as the runtime decides it.
 
     Args:
         units: units of the model, padded for the ranks.
         budgets: limits on gathering that the config sets, in elements.
+        chunks_take_turns: whether the units of a chunk are gathered together.
     """
     taking_part: list[PaddedUnit] = []
     stays: list[bool] = []
@@ -165,7 +174,10 @@ def gathered_units(units: Sequence[PaddedUnit], budgets: GatherBudgets) -> Gathe
             continue
         taking_part.append(_without_frozen(unit) if staying.frozen else unit)
         stays.append(staying.trained)
-    return GatheredUnits(taking_part, plan_gathering([unit.elements for unit in taking_part], stays, budgets))
+    elements = [unit.elements for unit in taking_part]
+    if chunks_take_turns:
+        return GatheredUnits(taking_part, plan_chunks(elements, stays, [unit.chunk for unit in taking_part], budgets))
+    return GatheredUnits(taking_part, plan_gathering(elements, stays, budgets))
 
 
 def state_bytes(
@@ -189,7 +201,7 @@ def state_bytes(
     gradient_slots = plan_slots(
         [unit.padded for unit in trained], [unit.has_module for unit in trained], count=USUAL_SLOTS
     )
-    gathered = gathered_units(units, settings.gather)
+    gathered = gathered_units(units, settings.gather, chunks_take_turns=settings.chunks_take_turns)
     cut = gathered.units if stage >= 3 else []
     frozen_slices = sum(unit.frozen_shard for unit in cut)
     frozen = max(0, frozen_numel - sum(unit.frozen_numel for unit in cut)) + frozen_slices
@@ -199,7 +211,7 @@ def state_bytes(
         gradients=0 if stage >= 2 else whole * compute + wider,
         gradient_slots=sum(gradient_slots.numel.values()) * compute + wider if stage >= 2 else 0,
         gradient_sums=settings.sums_of(owned),
-        local_sums=FP32_BYTES * whole if _sums_apart(settings, ranks) else 0,
+        local_sums=FP32_BYTES * _summed_numel(trained, settings) if _sums_apart(settings, ranks) else 0,
         masters=(owned - (kept_shard if stage >= 1 else kept_whole)) * settings.master_bytes
         if settings.has_master
         else 0,
@@ -214,6 +226,18 @@ def _sums_apart(settings: RunSettings, ranks: int) -> bool:
     """Whether sums of several micro batches lie beside those that the rank owns."""
     in_place = settings.stage == 0 and settings.sums_of(1) == FP32_BYTES
     return settings.once_an_update and ranks > 1 and not in_place
+
+
+def _summed_numel(units: Sequence[PaddedUnit], settings: RunSettings) -> int:
+    """Returns the elements of the memory of these sums; those of one chunk lie where those of another one did."""
+    numels = [unit.padded for unit in units]
+    if not settings.chunks_take_turns or settings.stage < 2:
+        return sum(numels)
+    chunks = [unit.chunk for unit in units]
+    largest: dict[int, int] = {}
+    for slot, numel in zip(slots_of_chunks(numels, chunks, sets_of_chunks(len({*chunks}))), numels, strict=True):
+        largest[slot] = max(largest.get(slot, 0), numel)
+    return sum(largest.values())
 
 
 def _longest(units: Sequence[PaddedUnit], stage: int, *, kept: bool) -> int:

@@ -132,9 +132,9 @@ def _stage(
     first, last = 0 in own, chunks - 1 in own
     tied = model.architecture is not None and model.architecture.tied
     units = list(layers.before) if first else []
-    for chunk in own:
-        units += layers.blocks[bounds[chunk] : bounds[chunk + 1]]
-    units += layers.behind if last else ()
+    for number, chunk in enumerate(own):
+        units += [replace(block, chunk=number) for block in layers.blocks[bounds[chunk] : bounds[chunk + 1]]]
+    units += [replace(unit, chunk=own.index(chunks - 1)) for unit in layers.behind] if last else ()
     units += layers.loose if last or (first and tied) else ()
     merged = _merged(units)
     counted = [*layers.before, *layers.blocks, *layers.behind, *layers.loose]

@@ -29,6 +29,7 @@ class UnitGroup:
         frozen: elements of the frozen parameters of each one's module, which stage 3 cuts as well, gaps included.
         frozen_numel: those parameters without gaps.
         kept: whether the units stay in fp32 where the others have 16 bits.
+        chunk: position of their chunk among those of a pipeline stage.
     """
 
     name: str
@@ -38,6 +39,7 @@ class UnitGroup:
     frozen: int = 0
     frozen_numel: int = 0
     kept: bool = False
+    chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

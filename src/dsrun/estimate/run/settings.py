@@ -173,6 +173,11 @@ class RunSettings:
         return self.stage == 3 and self.offload_param != "none"
 
     @property
+    def chunks_take_turns(self) -> bool:
+        """Whether a pipeline stage is through with all micro batches of a chunk before its next one begins."""
+        return self.stages > 1 and self.schedule == "breadth_first" and self.chunks_per_rank > 1
+
+    @property
     def tokens_per_micro_step(self) -> int:
         """Tokens that one rank holds activations of."""
         return -(-self.micro_batch * self.sequence // self.sequence_parallel)
@@ -256,7 +261,7 @@ def read_settings(
     away = zero.offload_param if zero.offload_optimizer.device == "none" else zero.offload_optimizer
     half = config.bf16.enabled or config.fp16.enabled
     return RunSettings(
-        stage=zero.stage,
+        stage=config.cutting_stage,
         compute_bytes=2 if half else 4,
         **_owned_bytes(config),
         states_per_element=_states(config, notes),
@@ -265,7 +270,7 @@ def read_settings(
         offload_param=zero.offload_param.device,
         steps_ahead=zero.offload_optimizer.super_offload and zero.offload_optimizer.device == "cpu",
         state_format=zero.offload_optimizer.state_format,
-        split_master=zero.stage == 3 and zero.offload_optimizer.split_master,
+        split_master=config.cutting_stage == 3 and zero.offload_optimizer.split_master,
         state_buffers=zero.offload_optimizer.buffer_count,
         param_buffers=zero.offload_param.buffer_count,
         params_in_memory=zero.offload_param.max_in_cpu,

@@ -42,12 +42,25 @@ def collective_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> Coll
     reduced = FP32_BYTES * elements if settings.once_an_update else whole * settings.accumulation_steps
     gathered = {0: 0, 1: whole, 2: whole, 3: 0}[settings.stage]
     if settings.stage == 3:
-        gathered = gathered_numel(units, settings.accumulation_steps, settings.gather) * settings.compute_bytes
+        gathered = gathered_in_step(units, settings) * settings.compute_bytes
     return CollectiveBytes(
         all_gather=gathered,
         reduce_scatter=reduced if settings.stage >= 1 else 0,
         all_reduce=reduced if settings.stage == 0 else 0,
     )
+
+
+def gathered_in_step(units: Sequence[PaddedUnit], settings: RunSettings, *, trained: bool = True) -> int:
+    """Returns the elements that stage 3 gathers in one optimizer step, unit by unit or chunk by chunk.
+
+    Args:
+        units: units of the model, padded for the ranks.
+        settings: schedule, accumulation steps and limits on gathering.
+        trained: count trained parameters, and not frozen ones alone.
+    """
+    if settings.chunks_take_turns:
+        return gathered_by_chunk(units, settings.gather, trained=trained)
+    return gathered_numel(units, settings.accumulation_steps, settings.gather, trained=trained)
 
 
 def gathered_numel(
@@ -95,6 +108,27 @@ def gathered_numel(
             holds[slot] = (number, True)
         totals.append(total)
     return totals[0] + totals[-1] * (micro_steps - 1)
+
+
+def gathered_by_chunk(units: Sequence[PaddedUnit], budgets: GatherBudgets, *, trained: bool = True) -> int:
+    """Returns the elements that a pipeline stage gathers in one optimizer step where its chunks take turns.
+
+    Each chunk is gathered for all of its forwards and again for all of its backwards, which take chunks the other way
+    round: those that lie in the slots at the turn are there still. What stays is gathered once.
+
+    Args:
+        units: units of the stage, padded for the ranks.
+        budgets: limits from the config on what stays gathered, in elements.
+        trained: count trained parameters.
+    """
+    gathered = gathered_units(units, budgets, chunks_take_turns=True)
+    last = max(unit.chunk for unit in units)
+    total = 0
+    for cell in gathered.plan.cells:
+        unit = gathered.units[cell.unit]
+        times = 2 if cell.shares and unit.chunk + gathered.plan.sets <= last else 1
+        total += times * (unit.padded * (cell.trained and trained) + unit.frozen_padded * cell.frozen)
+    return total
 
 
 def tensor_parallel_bytes(*, layers: int, hidden: int, settings: RunSettings) -> int:

@@ -10,7 +10,7 @@ from dsrun.estimate.model.activations import disk_inputs, forwards_again, stored
 from dsrun.estimate.model.units import ModelSize
 from dsrun.estimate.run.machine import Machine, Speeds
 from dsrun.estimate.run.settings import RunSettings
-from dsrun.estimate.time.collectives import collective_bytes, gathered_numel, tensor_parallel_bytes
+from dsrun.estimate.time.collectives import collective_bytes, gathered_in_step, tensor_parallel_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +117,7 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
     if settings.frozen_leave:
         # This rank's slice of whatever is gathered: twice in every micro step, but for what a slot still holds. In fp32
         # with a share of the optimizer on the device, slices that stay there are counted too.
-        streamed = compute * gathered_numel(
-            units, settings.accumulation_steps, settings.gather, trained=settings.trained_leave
-        )
+        streamed = compute * gathered_in_step(units, settings, trained=settings.trained_leave)
         streamed //= shard_ranks
         ddr += streamed
         if settings.trained_leave and offloads:

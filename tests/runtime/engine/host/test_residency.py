@@ -22,7 +22,15 @@ def staying_on(device: torch.device, **placement: Any) -> ResidencyPolicy:
     mesh: Any = SimpleNamespace(device=device)
     pool = HostPool(None, say=print)
     return ResidencyPolicy(
-        nn.Linear(2, 2), settings, mesh, precision=BF16, states=2, bus=bus_for(device), pool=pool, say=print
+        nn.Linear(2, 2),
+        settings,
+        mesh,
+        precision=BF16,
+        states=2,
+        bus=bus_for(device),
+        pool=pool,
+        chunk_of=lambda units: None,
+        say=print,
     )
 
 

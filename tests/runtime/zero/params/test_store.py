@@ -253,3 +253,44 @@ def test_what_stays_is_gathered_once_a_step_and_keeps_its_values() -> None:
         assert collectives.traffic.calls["all_gather"] == before + len(blocks)
     store.acquire(blocks[0])
     assert torch.equal(blocks[0].flat_param, blocks[0].shard), "of the one rank, with its new values"
+
+
+def in_chunks(collectives: LoopbackCollectives) -> tuple[list[ParamUnit], SlottedStore]:
+    """One unit a chunk, all in one slot."""
+    units = units_of(model(), collectives)
+    shared = [unit for unit in units if unit.module is not None]
+    chunk_of = {unit.index: number for number, unit in enumerate(shared)}
+    gathering = turns_of(units, GatherBudgets(ahead=0), chunk_of=chunk_of)
+    store = build_store(units, ZeroPlan.of_stage(3), collectives, gathering=gathering)
+    assert isinstance(store, SlottedStore)
+    return shared, store
+
+
+def test_a_unit_that_is_kept_is_gathered_once_for_all_of_its_uses() -> None:
+    collectives = Recording()
+    (first, second, *_), store = in_chunks(collectives)
+    for _ in range(2):
+        collectives.gathered.clear()
+        store.keep([first])
+        use(store, [first, first, first])
+        store.let_go([first])
+        store.keep([second])
+        use(store, [second, second])
+        store.let_go([second])
+        assert collectives.gathered == [first.layout.padded_numel, second.layout.padded_numel]
+        store.invalidate()
+
+
+def test_no_other_unit_lies_where_one_is_kept() -> None:
+    (first, second, *_), store = in_chunks(LoopbackCollectives(LoopbackWorld(1), 0))
+    store.keep([first])
+    with pytest.raises(ModelError, match=f"`{second.name}` is needed while unit `{first.name}` is still in use"):
+        store.acquire(second)
+    copy = store.read(second, 0)
+    assert copy.isfinite().all(), "what a script reads between uses is gathered elsewhere"
+    use(store, [first])
+    assert all(value.isfinite().all() for value in values(first)), "values stay between uses, also in the first step"
+    store.let_go([first])
+    assert all(value.isnan().all() for value in values(first)), "in the first step, what nobody keeps shows"
+    with pytest.raises(AssertionError, match="let go twice"):
+        store.let_go([first])

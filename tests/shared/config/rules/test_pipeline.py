@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dsrun.config.findings import Code, Finding, Severity
+from dsrun.config.findings import Finding, Severity
 from dsrun.config.load import inspect, load
 from dsrun.config.provenance import Kind
 from dsrun.errors import ConfigError
@@ -132,26 +132,65 @@ def test_every_schedule_is_warned_of_with_few_micro_batches(schedule: str) -> No
     assert "`gradient_accumulation_steps` is 1 on 4 pipeline stages: each rank waits for" in warning.message
 
 
-def test_stage_2_is_noted_to_hold_as_much_as_1() -> None:
+def test_stage_2_is_noted_to_hold_whole_sums_as_1_does() -> None:
     (note,) = found(of({"stages": 2}, zero_optimization={"stage": 2}))
     assert note.severity is Severity.NOTE
-    assert note.message.startswith("`zero_optimization.stage` 2 holds as much as 1 at its peak with 2 pipeline stages")
+    assert note.message.startswith("`zero_optimization.stage` 2 holds the sums of gradients whole, as 1 does, with 2")
 
 
-def test_stage_3_is_refused_with_its_bytes() -> None:
+def test_stage_3_is_noted_to_hold_parameters_as_2_with_the_bytes_of_the_other_way() -> None:
     """8 micro batches x 3 x 2 bytes / 2 stages = 24 bytes a parameter; one gather a direction, 2 x 2 / 2."""
-    error = the_error(of({"stages": 2}, zero_optimization={"stage": 3}, bf16={"enabled": True}))
-    assert error.code is Code.COMBINATION
-    assert error.message.endswith(
+    settings = of({"stages": 2}, zero_optimization={"stage": 3}, bf16={"enabled": True})
+    (note,) = found(settings)
+    assert (note.severity, note.key) == (Severity.NOTE, "zero_optimization.stage")
+    assert note.message.startswith(
+        "`zero_optimization.stage` 3 holds parameters as 2 does with 2 pipeline stages under"
+    )
+    assert note.message.endswith(
         "M x 3 x 2N/2 bytes a rank and update, of N parameters and M micro batches: 24 bytes a parameter, where one "
         "gather a direction is 2"
     )
-    assert error.hint == "write 1: a stage has its parameters whole, and only masters and states are cut"
+    config = load(settings, world_size=8)
+    assert (config.gathers_chunks, config.cutting_stage) == (False, 2)
 
 
-def test_stage_3_breadth_first_is_planned() -> None:
-    error = the_error(of({"stages": 2, "schedule": "breadth_first"}, zero_optimization={"stage": 3}))
-    assert error.code is Code.PLANNED
+@pytest.mark.parametrize("stage", [2, 3])
+def test_stages_2_and_3_hold_less_where_chunks_take_turns(stage: int) -> None:
+    settings = of({"stages": 2, "schedule": "breadth_first", "virtual_stages": 2}, zero_optimization={"stage": stage})
+    assert found(settings) == ()
+    config = load(settings, world_size=8)
+    assert (config.gathers_chunks, config.cutting_stage) == (stage == 3, stage)
+
+
+def test_one_chunk_a_rank_takes_no_turns() -> None:
+    settings = of({"stages": 2, "schedule": "breadth_first"}, zero_optimization={"stage": 3})
+    (note,) = found(settings)
+    assert note.hint is not None
+    assert note.hint.endswith('"breadth_first" and a larger `pipeline.virtual_stages`, where chunks take turns')
+    assert load(settings, world_size=8).cutting_stage == 2
+
+
+def test_keys_of_stage_3_are_warned_of_where_parameters_are_whole() -> None:
+    zero = {"stage": 3, "stage3_max_live_parameters": 1000}
+    warning, _ = sorted(found(of({"stages": 2}, zero_optimization=zero)), key=lambda finding: finding.key)[::-1]
+    assert warning.severity is Severity.WARNING
+    assert warning.message == (
+        "`zero_optimization.stage3_max_live_parameters` has no effect where state is held as at "
+        "`zero_optimization.stage` 2, only at 3"
+    )
+    turns = {"stages": 2, "schedule": "breadth_first", "virtual_stages": 2}
+    assert found(of(turns, zero_optimization=zero)) == ()
+
+
+def test_parameters_leave_the_device_only_where_chunks_take_turns() -> None:
+    zero = {"stage": 3, "offload_param": {"device": "cpu"}}
+    settings = of({"stages": 2}, zero_optimization=zero, bf16={"enabled": True})
+    error = the_error(settings)
+    assert error.key == "zero_optimization.offload_param.device"
+    assert "24 bytes a parameter" in error.message
+    assert len(found(settings)) == 1, "what is refused is told once"
+    turns = {"stages": 2, "schedule": "breadth_first", "virtual_stages": 2}
+    assert load(of(turns, zero_optimization=zero, bf16={"enabled": True}), world_size=8).gathers_chunks
 
 
 def test_gradients_are_reduced_once_an_update_where_there_are_stages() -> None:
