@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
 from dsrun.checkpoint_files.index.region import TensorBoxes
 
 from .layout.unit_layout import UnitLayout
+
+if TYPE_CHECKING:
+    from .mesh.collectives import Collectives
 
 #: Phase between calls of the engine: the script loads data, computes its loss or does what the engine does not see.
 SCRIPT_PHASE = "script"
@@ -65,6 +68,8 @@ class OwnedRange:
             `grad_sum` themselves.
         holders: ranks that own the same range of the same unit.
         ranks: all ranks that the unit is cut over, or that own it whole.
+        over_stages: this rank and those of other pipeline stages with the same samples, where several stages use the
+            unit; None where this stage alone does.
     """
 
     layout: UnitLayout
@@ -75,6 +80,7 @@ class OwnedRange:
     window: Window | None = None
     holders: Holders = SOLE_HOLDER
     ranks: Holders = SOLE_HOLDER
+    over_stages: Collectives | None = None
 
     @property
     def seen_master(self) -> Tensor:

@@ -282,7 +282,16 @@ class ShardOptimizer:
     def _tensors(self) -> list[TensorInfo]:
         """Returns all tensors that are trained, whether or not this rank holds a piece of them."""
         return [
-            TensorInfo(extent.name, extent.shape, group, owned.layout, extent.offset, extent.whole, owned.ranks)
+            TensorInfo(
+                extent.name,
+                extent.shape,
+                group,
+                owned.layout,
+                extent.offset,
+                extent.whole,
+                owned.ranks,
+                owned.over_stages,
+            )
             for owned in self._ranges
             for extent, group in zip(owned.layout.extents, owned.groups, strict=True)
         ]

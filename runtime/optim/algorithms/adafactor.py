@@ -113,15 +113,19 @@ class Adafactor(StructuredOptimizer):
         self._index = {info.name: number for number, info in enumerate(self.tensors)}
         self._places: dict[str, _Place] = {}
         terms: list[int] = []
-        for info in self.tensors:
+        tensor_of: list[int] = []
+        for number, info in enumerate(self.tensors):
             if len(info.shape) > 1 and info.numel:
                 batches, (rows, columns) = prod(info.shape[:-2]), info.shape[-2:]
                 first_row, first_column = len(terms), len(terms) + batches * rows
                 self._places[info.name] = _Place(batches, rows, columns, first_row, first_column)
                 terms += [columns] * (batches * rows) + [rows] * (batches * columns)
+                tensor_of += [number] * (len(terms) - first_row)
         self._terms = torch.tensor(terms, dtype=torch.int64, device=self.device)
         self._means = torch.zeros(len(terms), device=self.device)
+        self._term_ranks = self.ranks_of_sums(tensor_of)
         cells = [-(-info.numel // TENSOR_ALIGN) for info in self.tensors]
+        self._norm_ranks = self.ranks_of_sums([*range(len(cells)), *range(len(cells))])
         self._cells = torch.tensor([cells, cells], dtype=torch.int64, device=self.device)
         numel = [max(1, info.numel) for info in self.tensors]
         self._numel = torch.tensor(numel, dtype=torch.float64, device=self.device)
@@ -178,14 +182,14 @@ class Adafactor(StructuredOptimizer):
             rows = largest[tile.row_means]
             torch.maximum(rows, squares_BRC.amax(dim=2).view(-1).double(), out=rows)
             torch.maximum(columns_BC, squares_BRC.amax(dim=1).double(), out=columns_BC)
-        scales = agree(largest, self._terms, self.axis, label=label)
+        scales = agree(largest, self._terms, self._term_ranks, label=label)
         for tile, squares_BRC, columns_BC in self._squares(totals):
             batches, rows, _ = tile.shape
             row_scales = scales[tile.row_means].view(batches, rows, 1)
             totals[tile.row_means] += rounded(squares_BRC, row_scales).sum(dim=2).view(-1)
             column_scales = scales[tile.column_means].view(batches, -1)[:, None, tile.columns]
             columns_BC += rounded(squares_BRC, column_scales).sum(dim=1)
-        means = (finish(totals, largest, scales, self.axis, label=label) / self._terms).float()
+        means = (finish(totals, largest, scales, self._term_ranks, label=label) / self._terms).float()
         for info in self.stepped_tensors:
             place = self._places.get(info.name)
             if place is not None:
@@ -218,10 +222,12 @@ class Adafactor(StructuredOptimizer):
                 index = self._index[piece.extent.name]
                 largest[:, index] = torch.maximum(largest[:, index], cells_2C.amax(dim=1).double())
                 found.append((index, cells_2C))
-        scales = agree(largest.view(-1), self._cells.view(-1), self.axis, label=label).view_as(largest)
+        scales = agree(largest.view(-1), self._cells.view(-1), self._norm_ranks, label=label).view_as(largest)
         for index, cells_2C in found:
             totals[:, index] += rounded(cells_2C, scales[:, index : index + 1]).sum(dim=1)
-        sums = finish(totals.view(-1), largest.view(-1), scales.view(-1), self.axis, label=label).view_as(largest)
+        sums = finish(totals.view(-1), largest.view(-1), scales.view(-1), self._norm_ranks, label=label).view_as(
+            largest
+        )
         weights, steps = (sums / self._numel).sqrt_()
         return weights, steps
 

@@ -101,10 +101,13 @@ class AdamMini(StructuredOptimizer):
         self._size = {info.name: self.block_size(info.name, info.shape) for info in self.tensors}
         self._first: dict[str, int] = {}
         counts: list[int] = []
-        for info in self.tensors:
+        tensor_of: list[int] = []
+        for number, info in enumerate(self.tensors):
             self._first[info.name] = len(counts)
             size = self._size[info.name]
             counts += [size // cell_width(size)] * (info.numel // size)
+            tensor_of += [number] * (info.numel // size)
+        self._ranks = self.ranks_of_sums(tensor_of)
         self._counts = torch.tensor(counts, dtype=torch.int64, device=self.device)
         self._elements = torch.tensor(
             [self._size[info.name] for info in self.tensors for _ in range(info.numel // self._size[info.name])],
@@ -122,11 +125,11 @@ class AdamMini(StructuredOptimizer):
         for run, g_N in squares:
             for blocks, cells_BC in self._cells(run, g_N):
                 largest[blocks] = torch.maximum(largest[blocks], cells_BC.amax(dim=1).double())
-        scales = agree(largest, self._counts, self.axis, label=_OF)
+        scales = agree(largest, self._counts, self._ranks, label=_OF)
         for run, g_N in squares:
             for blocks, cells_BC in self._cells(run, g_N):
                 totals[blocks] += rounded(cells_BC, scales[blocks].unsqueeze(1)).sum(dim=1)
-        means = (finish(totals, largest, scales, self.axis, label=_OF) / self._elements).float()
+        means = (finish(totals, largest, scales, self._ranks, label=_OF) / self._elements).float()
         for info in self.stepped_tensors:
             first, count = self._first[info.name], info.numel // self._size[info.name]
             decay = self.param_groups[info.group]["betas"][1]

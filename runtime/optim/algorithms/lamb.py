@@ -80,6 +80,7 @@ class Lamb(StructuredOptimizer):
         self._index = {info.name: number for number, info in enumerate(self.tensors)}
         cells = [-(-info.numel // TENSOR_ALIGN) for info in self.tensors]
         self._counts = torch.tensor([cells, cells], device=self.device)
+        self._ranks = self.ranks_of_sums([*range(len(cells)), *range(len(cells))])
 
     def update(self) -> None:
         """See `StructuredOptimizer`; two all-reduces of two numbers a tensor."""
@@ -92,11 +93,11 @@ class Lamb(StructuredOptimizer):
         for run, cells_2C in zip(runs, cells, strict=True):
             for index, first, stop in self._tensors_of(run):
                 largest[:, index] = torch.maximum(largest[:, index], cells_2C[:, first:stop].amax(dim=1).double())
-        scales = agree(largest.view(-1), self._counts.view(-1), self.axis, label=_OF).view_as(largest)
+        scales = agree(largest.view(-1), self._counts.view(-1), self._ranks, label=_OF).view_as(largest)
         for run, cells_2C in zip(runs, cells, strict=True):
             for index, first, stop in self._tensors_of(run):
                 totals[:, index] += rounded(cells_2C[:, first:stop], scales[:, index : index + 1]).sum(dim=1)
-        sums = finish(totals.view(-1), largest.view(-1), scales.view(-1), self.axis, label=_OF).view_as(largest)
+        sums = finish(totals.view(-1), largest.view(-1), scales.view(-1), self._ranks, label=_OF).view_as(largest)
         weights, steps = sums.sqrt()
         ratios = torch.where((weights > 0) & (steps > 0), weights / steps, torch.ones_like(weights))
         # 3. The step, scaled.

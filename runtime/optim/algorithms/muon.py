@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsrun.errors import ModelError
+
 from ...layout.unit_layout import UnitLayout
 from ..structure.base import StructuredOptimizer, TensorInfo, chunks, with_gap
 from ..structure.runs import Run
@@ -125,7 +127,13 @@ class Muon(StructuredOptimizer):
         return (4.0 if is_matrix(name, shape) else 8.0) * prod(shape)
 
     def prepare(self) -> None:
-        """See `StructuredOptimizer`; every rank must call, for buffers of the axis are made."""
+        """See `StructuredOptimizer`; every rank must call, for buffers of the axis are made.
+
+        Raises:
+            ModelError: several pipeline stages have pieces of one matrix.
+        """
+        if self.axis is not None:
+            _check_in_one_stage(self.tensors)
         for run in self.runs:
             roles = ("momentum_buffer",) if run.kind == _MATRIX else ("exp_avg", "exp_avg_sq")
             self.state[run.param] = {role: torch.zeros_like(run.param.detach()) for role in roles}
@@ -221,6 +229,16 @@ class Muon(StructuredOptimizer):
         if self.axis is None:
             return torch.zeros(numel, dtype=torch.bfloat16, device=self.device)
         return self.axis.zeros(numel, dtype=torch.bfloat16, device=self.device)
+
+
+def _check_in_one_stage(tensors: Sequence[TensorInfo]) -> None:
+    names = [info.name for info in tensors if info.over_stages is not None and is_matrix(info.name, info.shape)]
+    if names:
+        raise ModelError(
+            "optimizer: Muon gathers a matrix over the ranks of one pipeline stage, and several stages share "
+            + ", ".join(f"`{name}`" for name in names),
+            hint="set `zero_optimization.stage` to 0, or let no two stages share these weights",
+        )
 
 
 def share_out(costs: Sequence[int], ranks: int) -> list[int]:

@@ -29,6 +29,7 @@ from dsrun.errors import ModelError
 from ...layout.unit_layout import TENSOR_ALIGN, ShardPiece, UnitLayout, lay_out
 from ...mesh.collectives import Collectives
 from ...protocols import Holders, OwnedRange, StateEntry
+from .exact_sums import TermRanks
 from .runs import Run
 
 #: Elements that one pass works on: 128 KiB of each fp32 state stay in a core's cache from operation to operation.
@@ -51,6 +52,8 @@ class TensorInfo:
         offset: first element in that buffer.
         whole: boxes of the whole tensor that it is.
         ranks: all ranks that its unit is cut over, or that own it whole.
+        over_stages: this rank and those of other pipeline stages with the same samples, where several stages use the
+            tensor; None where this stage alone does.
     """
 
     name: str
@@ -60,6 +63,7 @@ class TensorInfo:
     offset: int
     whole: TensorBoxes
     ranks: Holders
+    over_stages: Collectives | None = None
 
     @property
     def numel(self) -> int:
@@ -151,6 +155,24 @@ class StructuredOptimizer(optim.Optimizer, ABC):
     def stepped_tensors(self) -> list[TensorInfo]:
         """The tensors that this update is of, on whichever rank."""
         return [info for info in self.tensors if info.name not in self._left_out]
+
+    def ranks_of_sums(self, tensor_of_K: Sequence[int]) -> TermRanks | None:
+        """Returns the ranks that the terms of K sums are spread over, for `exact_sums`; None where this rank has all.
+
+        Args:
+            tensor_of_K: position in `tensors` of the tensor that each sum is over, or over a part of.
+        """
+        if self.axis is None:
+            return None
+        shared = sorted((info.name, n) for n, info in enumerate(self.tensors) if info.over_stages is not None)
+        places: dict[int, tuple[Collectives, list[int]]] = {}
+        for _, number in shared:
+            stages = self.tensors[number].over_stages
+            assert stages is not None, "of those alone"
+            found = [place for place, tensor in enumerate(tensor_of_K) if tensor == number]
+            places.setdefault(id(stages), (stages, []))[1].extend(found)
+        further = [(stages, torch.tensor(found, device=self.device)) for stages, found in places.values()]
+        return TermRanks(self.axis, further)
 
     def is_left_out(self, name: str) -> bool:
         """Whether this update leaves a tensor as it is."""

@@ -7,15 +7,18 @@ vector has a power of two of its own, so small sums are as precise as large ones
 relative to the largest term.
 
     largest = zeros(K); for what this rank holds: keep_largest(...)   local
-    scales  = agree(largest, counts, axis)                            one all-reduce of K numbers
+    scales  = agree(largest, counts, ranks)                           one all-reduce of K numbers
     totals  = zeros(K); for what this rank holds: add rounded(terms)  local
-    totals  = finish(totals, largest, scales, axis)                   one all-reduce of K numbers
+    totals  = finish(totals, largest, scales, ranks)                  one all-reduce of K numbers
 
 Terms that are sums themselves (of 64 squares, say) must come out the same wherever they are computed: they are taken
 over cells of the layout that no cut divides.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -27,6 +30,28 @@ _FP64_DIGITS = 53
 _FP64_STORED_DIGITS = 52
 _FP64_BIAS = 1023
 _EXPONENT_LIMIT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TermRanks:
+    """Ranks that the terms of K sums are spread over.
+
+    Attributes:
+        axis: ranks that all of the sums have terms on.
+        further: ranks of other pipeline stages that some sums have terms on besides, with the positions of these sums;
+            in one order on all ranks.
+    """
+
+    axis: Collectives
+    further: Sequence[tuple[Collectives, Tensor]] = ()
+
+    def all_reduce(self, values_K: Tensor, *, op: str = "sum", label: str) -> None:
+        """Reduces in place over all of these ranks: one all-reduce of K numbers, and one more for each of `further`."""
+        self.axis.all_reduce(values_K, op=op, label=label).wait()
+        for stages, places in self.further:
+            part = values_K[places]
+            stages.all_reduce(part, op=op, label=label).wait()
+            values_K[places] = part
 
 
 def power_of_two(exponents: Tensor) -> Tensor:
@@ -42,18 +67,17 @@ def power_of_two(exponents: Tensor) -> Tensor:
     return ((bounded + _FP64_BIAS) << _FP64_STORED_DIGITS).view(torch.float64)
 
 
-def agree(largest_K: Tensor, counts_K: Tensor, axis: Collectives | None, *, label: str) -> Tensor:
+def agree(largest_K: Tensor, counts_K: Tensor, ranks: TermRanks | None, *, label: str) -> Tensor:
     """Returns, for each of K sums, the power of two that terms are multiplied by before they are rounded.
 
     Args:
         largest_K: fp64, the largest term of each sum on this rank, 0 where it has none; afterwards that of all ranks.
         counts_K: number of terms of each sum over all ranks.
-        axis: collectives of the ranks that the terms are spread over, for one all-reduce; None where this rank has all
-            terms.
+        ranks: ranks that the terms are spread over, for one all-reduce; None where this rank has all terms.
         label: name of the sums, for monitoring of the collective.
     """
-    if axis is not None:
-        axis.all_reduce(largest_K, op="max", label=label).wait()
+    if ranks is not None:
+        ranks.all_reduce(largest_K, op="max", label=label)
     finite = torch.where(torch.isfinite(largest_K), largest_K, torch.zeros_like(largest_K))
     exponents = torch.frexp(finite)[1]
     # Every term is below 2^exponent, their sum below count * 2^exponent: leave room for it in 53 digits.
@@ -67,18 +91,18 @@ def rounded(terms: Tensor, scales: Tensor) -> Tensor:
     return (terms.double() * scales).round_()
 
 
-def finish(totals_K: Tensor, largest_K: Tensor, scales_K: Tensor, axis: Collectives | None, *, label: str) -> Tensor:
+def finish(totals_K: Tensor, largest_K: Tensor, scales_K: Tensor, ranks: TermRanks | None, *, label: str) -> Tensor:
     """Returns the K sums over all ranks, fp64; inf or nan where a term is.
 
     Args:
         totals_K: fp64, this rank's sums of what `rounded` returned; overwritten.
         largest_K: largest term of each sum over all ranks, as `agree` left it.
         scales_K: power of two for each sum, as `agree` returned it.
-        axis: one all-reduce.
+        ranks: ranks as for `agree`, for one all-reduce.
         label: name of the sums, for monitoring of the collective.
     """
-    if axis is not None:
-        axis.all_reduce(totals_K, label=label).wait()
+    if ranks is not None:
+        ranks.all_reduce(totals_K, label=label)
     return torch.where(torch.isfinite(largest_K), totals_K / scales_K, largest_K)
 
 

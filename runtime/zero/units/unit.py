@@ -189,6 +189,7 @@ class ParamUnit:
             self.window,
             holders=self.holders,
             ranks=self.ranks,
+            over_stages=(self.ties or self.replicas) if self.placement.stages else None,
         )
 
     def whole_master(self) -> Tensor:

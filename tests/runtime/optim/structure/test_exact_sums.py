@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dsrun.runtime.mesh.loopback import LoopbackWorld
-from dsrun.runtime.optim.structure.exact_sums import agree, cell_squares, finish, power_of_two, rounded
+from dsrun.runtime.optim.structure.exact_sums import TermRanks, agree, cell_squares, finish, power_of_two, rounded
 
 COUNT = 1000
 pytestmark = pytest.mark.gpu_seconds(0.1)
@@ -23,10 +23,11 @@ def terms() -> Tensor:
 
 
 def summed(parts_KN: Tensor, axis: Any = None, *, counts: int = COUNT) -> Tensor:
+    ranks = None if axis is None else TermRanks(axis)
     largest = parts_KN.amax(dim=1).double() if parts_KN.shape[1] else torch.zeros(len(parts_KN), dtype=torch.float64)
-    scales = agree(largest, torch.full((len(parts_KN),), counts, device=parts_KN.device), axis, label="terms")
+    scales = agree(largest, torch.full((len(parts_KN),), counts, device=parts_KN.device), ranks, label="terms")
     totals = rounded(parts_KN, scales.unsqueeze(1)).sum(dim=1)
-    return finish(totals, largest, scales, axis, label="terms")
+    return finish(totals, largest, scales, ranks, label="terms")
 
 
 def test_neither_order_nor_ranks_change_a_bit() -> None:

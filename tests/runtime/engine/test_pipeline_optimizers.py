@@ -1,0 +1,75 @@
+"""Optimizers that know tensors, in pipeline stages: weights that stages share are updated as those of one stage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dsrun.errors import ModelError
+from dsrun.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from dsrun.runtime.parallel.pipeline.ranks import JobRank
+from support.pipelines import WIDTH, Case, Layer, Tokens, assert_same, loss_fn, run, train
+
+CASES = [
+    Case(2, tied=True, zero=1),
+    Case(2, "interleaved", 2, data=2, tied=True, zero=2),
+    Case(4, tied=True, zero=1),
+    Case(2, "breadth_first", 2, data=2, tied=True, zero=3),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("name", ["Lamb", "Adafactor", "AdamMini", "Muon"])
+def test_weights_that_stages_share_have_the_bits_of_one_stage(name: str, case: Case) -> None:
+    more: dict[str, Any] = {
+        "optimizer": {"type": name, "params": {"lr": 1e-2}},
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": case.zero, "stage3_param_persistence_threshold": 0},
+    }
+    one = run(Case(data=case.data, tied=True, more={**more, "zero_optimization": {"stage": 0}}))[0]
+    assert_same(run(replace(case, more=more)), one)
+
+
+def test_muon_refuses_a_matrix_that_stages_share_in_slices() -> None:
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x_BTD: Tensor) -> Tensor:
+            return self.mix(x_BTD)
+
+    def model(rank: int) -> nn.Module:
+        specs = [
+            LayerSpec(Tokens),
+            TiedLayerSpec("mix", Mixer, tied_weight_attr=["mix.weight"]),
+            LayerSpec(Layer, 0.0),
+            TiedLayerSpec("mix", Mixer, tied_weight_attr=["mix.weight"]),
+            LayerSpec(nn.Linear, WIDTH, 37),
+        ]
+        return PipelineModule(specs, num_stages=2, loss_fn=loss_fn, job=JobRank(rank, 2))
+
+    muon = {"optimizer": {"type": "Muon", "params": {"lr": 1e-2}}}
+    with pytest.raises(ModelError, match=r"several stages share `tied_modules\.mix\.mix\.weight`\nhint: .*stage` to 0"):
+        run(Case(2, zero=1, more=muon), of_rank=model)
+    whole = run(Case(2, more=muon), of_rank=model)
+    assert all(torch.isfinite(torch.tensor(one.losses)).all() for one in whole)
+
+
+def test_the_blocks_of_weights_that_stages_share_are_whole_on_each_of_them() -> None:
+    """A row of Adam-mini lies in one stage's slice here, and yet every stage saves all rows."""
+
+    def blocks(engine: Any, data_rank: int) -> dict[str, Tensor]:
+        train(engine, data_rank)
+        optimizer = engine._update.shards.torch_optimizer
+        return {entry.name: entry.tensor.clone() for entry in optimizer.entries() if entry.role == "exp_avg_sq_blocks"}
+
+    more = {"optimizer": {"type": "AdamMini", "params": {"lr": 1e-2}}}
+    (one,) = run(Case(tied=True, more=more), blocks)
+    for found in run(Case(2, tied=True, zero=1, more=more), blocks):
+        assert found["embedding.weight"].count_nonzero() > 0
+        assert all(torch.equal(value, one[name]) for name, value in found.items())
