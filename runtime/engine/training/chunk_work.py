@@ -135,7 +135,6 @@ class EvaluationWork(_GatheredParameters):
         """See `ChunkWork`."""
         item = self._items.of(chunk, micro)
         output = self._batches.run_chunk(chunk, item, received, number=micro)
-        self._batches.end_evaluation()
         if chunk != self._last:
             return output
         loss = None

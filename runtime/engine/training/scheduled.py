@@ -170,6 +170,8 @@ class ScheduledBatches:
             self._has_failed = True
             self._let_all_go()
             raise
+        finally:
+            self._hooks.release_rest()
         return work.outputs
 
     def _meet(self) -> None:
@@ -257,10 +259,6 @@ class ScheduledBatches:
     def end_training(self) -> None:
         """Adds what further uses of parameters have got to their sums: the global batch has all its gradients."""
         self._ties.give(self._reducer)
-
-    def end_evaluation(self) -> None:
-        """Ends the use of parameters that a forward without a backward needed."""
-        self._hooks.release_rest()
 
     def _give_up(self) -> None:
         """Forgets a global batch that has failed: the next one begins anew."""

@@ -68,39 +68,57 @@ def test_with_what_else_there_is_they_have_the_same_bits(more: dict[str, Any]) -
     assert_same(run(cut(Case(2, "breadth_first", 4, data=2, dtype="bf16", tied=True), **more)), one)
 
 
-def test_evaluations_between_updates_change_nothing_and_gather_each_chunk_once() -> None:
-    def body(engine: Any, data_rank: int) -> tuple[Ended, float, int]:
-        first = train(engine, data_rank, updates=1)
-        before = engine.counters()
-        loss = float(engine.eval_batch(items(data_rank), loss_fn=loss_fn))
-        gathers = engine.counters().since(before).collectives.calls["all_gather"]
-        rest = train(engine, data_rank, updates=2, first=1)
-        return Ended(first.losses + rest.losses, first.norms + rest.norms, rest.weights), loss, gathers
+@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
+def test_evaluations_before_and_between_updates_change_nothing_and_gather_each_chunk_once(tied: bool) -> None:
+    def body(engine: Any, data_rank: int) -> tuple[Ended, list[float], list[int]]:
+        evaluated: list[float] = []
+        gathers: list[int] = []
 
-    one = run(Case(), body)[0]
-    found = run(cut(Case(2, "breadth_first", 4)), body)
+        def evaluate() -> None:
+            before = engine.counters()
+            evaluated.append(float(engine.eval_batch(items(data_rank), loss_fn=loss_fn)))
+            gathers.append(engine.counters().since(before).collectives.calls["all_gather"])
+
+        evaluate()
+        first = train(engine, data_rank, updates=1)
+        evaluate()
+        rest = train(engine, data_rank, updates=2, first=1)
+        ended = Ended(first.losses + rest.losses, first.norms + rest.norms, rest.weights)
+        return ended, evaluated, gathers
+
+    one = run(Case(tied=tied), body)[0]
+    found = run(cut(Case(2, "breadth_first", 4, tied=tied)), body)
     assert_same([ended for ended, _, _ in found], one[0])
-    assert {loss for _, loss, _ in found} == {one[1]}
-    # Four blocks each; an embedding, its positions and the head are too small for units of their own.
-    assert [gathers for _, _, gathers in found] == [4, 4]
+    # Four blocks, and at first two units of what stands outside of them, which later is there already.
+    for _, evaluated, gathers in found:
+        assert evaluated == one[1]
+        assert gathers == [6, 4]
 
 
 def test_a_global_batch_that_failed_lets_go_of_its_chunks() -> None:
-    def body(engine: Any, data_rank: int) -> list[float]:
-        class Failed(Exception):
-            pass
+    class Failed(Exception):
+        pass
+
+    kept: dict[str, int] = {}
+
+    def body(engine: Any, data_rank: int) -> None:
+        def count(when: str) -> None:
+            kept[f"stage {engine.grid.get_stage_id()} {when}"] = sum(s.keepers for s in engine._sharded.store._slots)
 
         def fail(*_: Any) -> Any:
+            count("in the loss")
             raise Failed
 
         engine.train_batch(items(data_rank), loss_fn=loss_fn)
-        store = engine._sharded.store
-        with pytest.raises(BaseException):  # noqa: B017 the other stage finds that this one has ended
+        try:
             engine.train_batch(items(data_rank), loss_fn=fail)
-        return [slot.keepers for slot in store._slots]
+        finally:
+            count("after it")
 
-    found = run(cut(Case(1, "breadth_first", 1)), body)
-    assert all(not any(keepers) for keepers in found)
+    with pytest.raises(Failed):
+        run(cut(Case(2, "breadth_first", 4)), body)
+    # The last chunk has a block and the head, and the next one is gathered. The other stage is told of the end.
+    assert kept == {"stage 1 in the loss": 3, "stage 1 after it": 0, "stage 0 after it": 0}
 
 
 def held(engine: Any, data_rank: int) -> dict[str, Any]:
