@@ -172,10 +172,12 @@ def _gathering(config: Training) -> str:
     wide = 2 if config.bf16.enabled or config.fp16.enabled else 4
     stages, micros = config.pipeline.count, config.gradient_accumulation_steps
     formula = f"M x 3 x {wide}N/{stages} bytes a rank and update, of N parameters and M micro batches"
+    # Chunks that take turns are gathered twice, and reduced once, in fp32.
+    once = 2 * wide + 4
     if micros is None:
-        return f"{formula}, where one gather a direction is {2 * wide}N/{stages}"
-    each, once = micros * 3 * wide / stages, 2 * wide / stages
-    return f"{formula}: {each:.3g} bytes a parameter, where one gather a direction is {once:.3g}"
+        return f"{formula}, where chunks that take turns move {once}N/{stages}"
+    each = micros * 3 * wide / stages
+    return f"{formula}: {each:.3g} bytes a parameter, where chunks that take turns move {once / stages:.3g}"
 
 
 def _reduction(config: Training, report: Report, place_of: Callable[[str], Position]) -> None:

@@ -139,7 +139,7 @@ def test_stage_2_is_noted_to_hold_whole_sums_as_1_does() -> None:
 
 
 def test_stage_3_is_noted_to_hold_parameters_as_2_with_the_bytes_of_the_other_way() -> None:
-    """8 micro batches x 3 x 2 bytes / 2 stages = 24 bytes a parameter; one gather a direction, 2 x 2 / 2."""
+    """8 micro batches x 3 x 2 bytes / 2 stages = 24 bytes a parameter; in turns two gathers and fp32 sums, 8 / 2."""
     settings = of({"stages": 2}, zero_optimization={"stage": 3}, bf16={"enabled": True})
     (note,) = found(settings)
     assert (note.severity, note.key) == (Severity.NOTE, "zero_optimization.stage")
@@ -147,8 +147,8 @@ def test_stage_3_is_noted_to_hold_parameters_as_2_with_the_bytes_of_the_other_wa
         "`zero_optimization.stage` 3 holds parameters as 2 does with 2 pipeline stages under"
     )
     assert note.message.endswith(
-        "M x 3 x 2N/2 bytes a rank and update, of N parameters and M micro batches: 24 bytes a parameter, where one "
-        "gather a direction is 2"
+        "M x 3 x 2N/2 bytes a rank and update, of N parameters and M micro batches: 24 bytes a parameter, where "
+        "chunks that take turns move 4"
     )
     config = load(settings, world_size=8)
     assert (config.gathers_chunks, config.cutting_stage) == (False, 2)
@@ -249,6 +249,24 @@ def test_a_batch_that_fits_no_ranks_but_those_of_a_stage_waits_for_the_scripts_m
     settings = of({"stages": "auto"}, train_batch_size=16)
     (warning,) = found(settings, world_size=4)
     assert warning.severity is Severity.WARNING
+    assert 'data-parallel size is all 4 ranks, `pipeline.stages` "auto" counted as 1; ' in warning.message
     assert load(settings, world_size=4, pipeline_stages=2).batch is not None
     with pytest.raises(ConfigError, match="`train_batch_size` 16 != "):
         load(settings, world_size=4)
+
+
+@pytest.mark.parametrize("pipeline", [{"stages": "auto"}, {"schedule": "gpipe"}])
+def test_where_the_script_says_the_stages_a_check_says_what_it_counts(pipeline: dict[str, Any]) -> None:
+    (note,) = found(of(pipeline), world_size=4)
+    assert (note.severity, note.key) == (Severity.NOTE, "pipeline.stages")
+    assert note.message == (
+        "`pipeline.stages` is left to the script: counted as 1, which is so unless it has a PipelineModule"
+    )
+    assert inspect(of(pipeline)).findings == (), "nothing is counted before the ranks are known"
+    assert load(of(pipeline), world_size=4, pipeline_stages=2).findings == ()
+
+
+def test_a_config_without_a_pipeline_assumes_nothing_of_one() -> None:
+    settings = of({})
+    del settings["pipeline"]
+    assert found(settings, world_size=4) == ()
