@@ -222,6 +222,7 @@ def make_components(
             memory_watch=memory_watch,
             heartbeat=heartbeat,
             hooks=hooks.units,
+            check=check_trains,
         ),
         steps=steps,
         report=report,

@@ -93,7 +93,6 @@ class BatchCalls:
                 hint="end the global batch with engine.step(), or use engine.train_batch alone",
             )
         scheduled = self._components.scheduled
-        scheduled.check_lanes("engine.train_batch")
         if not self.module.training:
             self.module.train()
         micros = self.gradient_accumulation_steps()
@@ -150,7 +149,6 @@ class BatchCalls:
             raise InputError(f"engine.eval_batch: num_micro_batches is {micros}", hint="expected at least 1")
         self._components.check_trains.check_there("engine.eval_batch")
         scheduled = self._components.scheduled
-        scheduled.check_lanes("engine.eval_batch")
         items = self._draw(data_iter, micros, "engine.eval_batch")
         were_training = [module for module in self.module.modules() if module.training]
         self.module.eval()

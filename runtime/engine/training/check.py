@@ -19,6 +19,8 @@ class TrainingCheck:
 
     Attributes:
         has_ended: Whether the engine has been destroyed, and has left its groups of ranks.
+        are_stages_apart: Whether a global batch has failed here, in which other pipeline stages may still wait for
+            this one.
     """
 
     def __init__(self, update: Update, torn: TornState, states: OffloadedStates) -> None:
@@ -26,6 +28,7 @@ class TrainingCheck:
         self._torn = torn
         self._states = states
         self.has_ended = False
+        self.are_stages_apart = False
 
     def __call__(self, who: str) -> None:
         """Returns where the engine can train.
@@ -35,7 +38,7 @@ class TrainingCheck:
 
         Raises:
             CheckpointError: a load has failed halfway.
-            ModelError: the engine has been destroyed, there is no optimizer, or states are in host memory.
+            ModelError: see `check_there`; there is no optimizer, or states are in host memory.
         """
         self.check_there(who)
         self._torn.check(who)
@@ -47,14 +50,19 @@ class TrainingCheck:
         self._states.check_here(who)
 
     def check_there(self, who: str) -> None:
-        """Returns where the engine has not been destroyed: what asks other ranks needs that.
+        """Returns where the other ranks can be asked for something.
 
         Args:
             who: Name of the call, for the message.
 
         Raises:
-            ModelError: it has been destroyed.
+            ModelError: the engine has been destroyed, or its stages are not at one place.
         """
+        if self.are_stages_apart:
+            raise ModelError(
+                f"{who}: an earlier batch has failed on this rank, and the stages are not at one place any more",
+                hint="end the run, and go on from its last checkpoint",
+            )
         if self.has_ended:
             raise ModelError(
                 f"{who}: the engine has been destroyed, and has left the other ranks",

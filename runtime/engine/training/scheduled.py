@@ -16,7 +16,6 @@ from torch import Tensor
 
 from dsrun.config.config import Config
 from dsrun.contract.heartbeats import HeartbeatWriter
-from dsrun.errors import ModelError
 from dsrun.pipeline_schedules.actions import Schedule
 
 from ...mesh.join.groups import ProcessGroupMesh
@@ -39,6 +38,7 @@ from ..model.sharded import ShardedModel
 from ..progress import Progress
 from ..report import StepReport
 from .backward import Backwards
+from .check import TrainingCheck
 from .chunk_work import EvaluationWork, TrainingWork
 from .micro_batch import LossFunction, MicroBatch, loss_of, read_item
 from .schedules import evaluation_schedule, training_schedule
@@ -62,6 +62,7 @@ class ScheduledBatches:
         memory_watch: Sampler of memory during a step.
         heartbeat: Writer of what this rank does, for the launcher that watches it.
         hooks: Hooks of the units.
+        check: Check that refuses calls once a batch has failed between stages.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class ScheduledBatches:
         memory_watch: MemoryWatch,
         heartbeat: HeartbeatWriter,
         hooks: UnitHooks,
+        check: TrainingCheck,
     ) -> None:
         chunks = sharded.chunks
         self.stages = stages = chunks.stages
@@ -102,7 +104,7 @@ class ScheduledBatches:
         self._memory_watch = memory_watch
         self._heartbeat = heartbeat
         self._hooks = hooks
-        self._has_failed = False
+        self._check = check
         self._kept: list[int] = []  # chunks with gathered parameters
         boundary = settings.pipeline.boundary_dtype
         self._executor = Executor(mesh.links, boundary_dtype=None if boundary is None else DTYPES[boundary])
@@ -167,8 +169,7 @@ class ScheduledBatches:
             with torch.no_grad():
                 self._executor.run(self._schedule("evaluate", micros), work)
         except BaseException:
-            self._has_failed = True
-            self._let_all_go()
+            self._note_failure()
             raise
         finally:
             self._hooks.release_rest()
@@ -248,7 +249,9 @@ class ScheduledBatches:
         self._kept.remove(chunk)
         self._store.let_go(self._gathered[chunk])
 
-    def _let_all_go(self) -> None:
+    def _note_failure(self) -> None:
+        """Lets go of all chunks; other stages may wait for messages that will not come."""
+        self._check.are_stages_apart |= self._mesh.links.size > 1
         for chunk in tuple(self._kept):
             self.drop(chunk)
 
@@ -262,8 +265,7 @@ class ScheduledBatches:
 
     def _give_up(self) -> None:
         """Forgets a global batch that has failed: the next one begins anew."""
-        self._has_failed = True
-        self._let_all_go()
+        self._note_failure()
         self._hooks.before_step()
         self._ties.forget()
         if self._later is not None:
@@ -272,23 +274,6 @@ class ScheduledBatches:
         self._reducer.zero()
         self._progress.restart_batch()
         self._report.forget_losses()
-
-    def check_lanes(self, where: str) -> None:
-        """Refuses a batch after one that has failed between stages: messages of that may still come.
-
-        To be asked before any collective of a batch, which the other ranks may not enter.
-
-        Args:
-            where: name of the call, for the error.
-
-        Raises:
-            ModelError: an earlier batch has failed, and there are several stages.
-        """
-        if self._has_failed and self._mesh.links.size > 1:
-            raise ModelError(
-                f"{where}: an earlier batch has failed on this rank, and the stages are not at one place any more",
-                hint="end the run, and go on from its last checkpoint",
-            )
 
     def _under_autocast(self) -> AbstractContextManager[object]:
         device = self._mesh.device.type

@@ -345,16 +345,25 @@ def test_what_fails_on_one_stage_ends_all_of_them(case: Case, wrong: str, call: 
     assert failed.is_set()
 
 
-@pytest.mark.parametrize("call", ["train_batch", "eval_batch"])
-def test_a_batch_after_one_that_failed_between_stages_is_refused_at_once(call: str) -> None:
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "train_batch": lambda engine: engine.train_batch(items(0), loss_fn=loss_fn),
+    "eval_batch": lambda engine: engine.eval_batch(items(0), loss_fn=loss_fn),
+    "save_checkpoint": lambda engine: engine.save_checkpoint("checkpoints"),
+    "load_checkpoint": lambda engine: engine.load_checkpoint("checkpoints"),
+    "save_16bit_model": lambda engine: engine.save_16bit_model("weights"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_after_a_batch_that_failed_between_stages_is_refused_at_once(call: str) -> None:
     def body(engine: Any, data_rank: int) -> None:
         wrong = (pair[0] for pair in items(data_rank))
         if engine.is_last_stage():
             engine.train_batch(wrong, loss_fn=loss_fn)  # waits for the first stage, which has failed
         assert "expected a pair" in str(told(lambda: engine.train_batch(wrong, loss_fn=loss_fn)))
-        raise Refusal(str(told(lambda: getattr(engine, call)(items(data_rank), loss_fn=loss_fn))))
+        raise Refusal(str(told(lambda: CALLS[call](engine))))
 
-    with pytest.raises(Refusal, match="an earlier batch has failed on this rank"):
+    with pytest.raises(Refusal, match=f"engine.{call}: an earlier batch has failed on this rank"):
         run(Case(2), body)
 
 
