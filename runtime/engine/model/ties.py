@@ -19,6 +19,7 @@ from ...parallel.pipeline.stages import Stages
 from ...zero.grads.reducer import GradReducer
 from ...zero.partition_parameters import memory_of
 from ...zero.units.cuts import EVERYWHERE, CutParameter, Cuts, RankPlacement
+from ...zero.units.trained import is_trained
 from ...zero.units.unit import ParamUnit
 
 
@@ -67,7 +68,7 @@ class LocalTies:
         Args:
             stages: chunks of this rank.
             is_sharded: whether parameters are slices between their uses; then all uses share one parameter, whose
-                gradients are summed up together.
+                gradients are summed up together. So they do where it is frozen.
         """
         names = {id(param): name for name, param in stages.module.named_parameters()}
         uses: list[_Use] = []
@@ -82,12 +83,13 @@ class LocalTies:
                 for name, param in module.named_parameters(recurse=False)
                 if param is tied.param
             ]
+            is_shared = is_sharded or not is_trained(first)
             for module, name in places:
-                if is_sharded:
+                if is_shared:
                     module.register_parameter(name, first)
                 else:
                     del module._parameters[name]  # pyright: ignore[reportPrivateUsage]
-            if not is_sharded:
+            if not is_shared:
                 uses.append(_Use(names[id(tied.param)], tied.name, first, tied.chunk, places))
         return cls(uses)
 

@@ -12,7 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsrun.errors import ModelError
-from support.pipelines import MICROS, UPDATES, Case, Ended, Model, assert_same, items, loss_fn, run, weights_of
+from support.pipelines import (
+    MICROS,
+    UPDATES,
+    VOCABULARY,
+    WIDTH,
+    Case,
+    Ended,
+    Model,
+    assert_same,
+    items,
+    loss_fn,
+    run,
+    weights_of,
+)
 
 PIPELINES = [
     Case(2, "gpipe"),
@@ -81,6 +94,42 @@ def test_a_stage_that_trains_nothing_takes_part() -> None:
     one = run(Case(), make=frozen)[0]
     found = run(Case(2), make=frozen)
     assert_same(found, one)
+
+
+class Scaled(Model):
+    """Has parameters of its own around the blocks, used before and behind them."""
+
+    def __init__(self) -> None:
+        super().__init__(tied=False, dropout=0.0)
+        self.scale = nn.Parameter(torch.full((WIDTH,), 0.9))
+        self.late = nn.Parameter(torch.full((VOCABULARY,), 0.1))
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        mask_T1 = (tokens_BT != 0).to(self.scale.dtype).unsqueeze(-1)
+        x_BTD = self.embedding(tokens_BT) * self.scale
+        for block in self.blocks:
+            x_BTD = block(x_BTD, mask_T1)
+        return self.head(self.norm(x_BTD * self.scale)) + self.late + self.positions.weight.sum()
+
+
+@pytest.mark.parametrize(
+    "case", [Case(2), Case(4, data=2, zero=1), Case(2, "zbv", 2), Case(2, "breadth_first", 2, zero=3)], ids=str
+)
+def test_parameters_of_modules_around_the_blocks_are_trained_where_they_are_used(case: Case) -> None:
+    one = run(Case(data=case.data), make=Scaled)[0]
+    assert_same(run(case, make=Scaled), one)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_frozen_weight_is_read_at_both_ends(dtype: str) -> None:
+    def frozen() -> Model:
+        model = Model(tied=True, dropout=0.0)
+        model.embedding.weight.requires_grad_(False)
+        return model
+
+    plain = run(Case(dtype=dtype, plain=True), make=frozen)[0]
+    for case in (Case(dtype=dtype), Case(2, dtype=dtype), Case(2, "zbv", 2, dtype=dtype)):
+        assert_same(run(case, make=frozen), plain)
 
 
 def test_stages_that_draw_different_items_are_refused() -> None:
