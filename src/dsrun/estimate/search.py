@@ -169,7 +169,7 @@ def nearest(
     """
     base = with_offload(settings, "none", "none")
     found: list[tuple[tuple[float, ...], Choice]] = []
-    for stage in _STAGES if base.stages == 1 else _STAGES_OF_PIPELINES:
+    for stage in _stages(base):
         for compute in sorted({base.compute_bytes, 2}, reverse=True):
             for micro in divisors(base.micro_batch):
                 for ranks in _ranks(machine.ranks, most_ranks):

@@ -84,6 +84,24 @@ def test_the_nearest_may_use_fewer_ranks_where_they_share_one_memory() -> None:
     assert [choice.changes for choice in choices[:2]] == [(("zero_optimization.stage", 3),), (("-n", 1),)]
 
 
+def test_the_nearest_keep_stage_3_where_chunks_take_turns() -> None:
+    cut = replace(
+        BF16,
+        stage=3,
+        axis_sizes={"pipe": 2},
+        once_an_update=True,
+        accumulation_steps=4,
+        schedule="breadth_first",
+        chunks_per_rank=4,
+        micro_batch=1,
+    )
+    machine = gpus("H100-80G", 2)
+    assert predict(MODEL, cut, machine).fits is False
+    (first, *_) = nearest(MODEL, cut, machine, most_ranks=16)
+    assert [key for key, _ in first.changes] == ["-n"]
+    assert first.prediction.settings.stage == 3
+
+
 def _slow_network(hosts: int, gib_per_s: float) -> Machine:
     gpu = find_gpu("A100-80G")
     speeds = Speeds(network=gib_per_s * GIB)
