@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from dsrun.choices.gather_plan import sets_of_chunks
 from dsrun.config.batch import STEPS_KEY, BatchSizes
 from dsrun.config.findings import Code, Report
 from dsrun.config.sections.parallel import Pipeline
@@ -20,7 +21,10 @@ _VIRTUAL = "pipeline.virtual_stages"
 _SCHEDULE = "pipeline.schedule"
 _ZERO = "zero_optimization.stage"
 _OFFLOAD = "zero_optimization.offload_param.device"
-_TURNS = f'write `{_SCHEDULE}` "breadth_first" and a larger `{_VIRTUAL}`, where chunks take turns'
+_TURNS = (
+    f'write `{_SCHEDULE}` "breadth_first" and a larger `{_VIRTUAL}`, where chunks take turns; that keeps the '
+    "activations of all micro batches: compare with `dsrun plan`"
+)
 _ONE_CHUNK: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "zero_bubble")
 #: Keys of DeepSpeed's that change nothing here, with the reason.
 _IDLE: Mapping[str, str] = {
@@ -55,7 +59,7 @@ def check_pipeline(
 
 
 def check_micro_batches(config: Config, batch: BatchSizes | None, report: Report) -> None:
-    """Reports too few micro batches for the stages, or a number that the schedule does not take.
+    """Reports too few micro batches for the stages, a number that the schedule does not take, or too few data ranks.
 
     Args:
         config: a checked config.
@@ -75,6 +79,8 @@ def check_micro_batches(config: Config, batch: BatchSizes | None, report: Report
         if origin is not None
         else f"the batch sizes come to {micros} micro batch{'es' if micros != 1 else ''}"
     )
+    if batch is not None and config.gathers_chunks and config.zero_optimization.offload_param.device == "none":
+        _compare_turns(config, batch.train_batch_size // (batch.micro_batch * batch.accumulation_steps), report)
     if schedule == "interleaved" and micros % stages:
         message = f"{said}; the schedule `interleaved` takes a multiple of the {stages} stages of `pipeline.stages`"
         below, above = micros // stages * stages, -(-micros // stages) * stages
@@ -95,6 +101,21 @@ def check_micro_batches(config: Config, batch: BatchSizes | None, report: Report
         less = _waiting(section, 4 * stages)
         hint = f"4 micro batches a stage, {4 * stages}, bring that to {less:.0%}"
         report.warning(Code.BATCH, STEPS_KEY, message, at, hint)
+
+
+def _compare_turns(config: Config, data_ranks: int, report: Report) -> None:
+    """Notes chunks that take turns and yet hold no less than whole parameters: few ranks share out the slices."""
+    chunks = config.pipeline.chunks_per_rank
+    share = 1 / data_ranks + sets_of_chunks(chunks) / chunks
+    if share < 1:
+        return
+    message = (
+        f"`{_ZERO}` is 3, with {data_ranks} data rank{'s' if data_ranks != 1 else ''} and {chunks} chunks a rank: slices "
+        f"and gathered chunks take {share:.3g} times the parameters of a stage"
+    )
+    at = config.provenance[_ZERO].position or config.batch_place()
+    larger = f"; or a larger `{_VIRTUAL}`" if data_ranks > 1 else ""
+    report.note(Code.COMBINATION, _ZERO, message, at, f"write 2, which holds them once{larger}")
 
 
 def _waiting(section: Pipeline, micros: int) -> float:
@@ -142,7 +163,7 @@ def _zero(config: Training, report: Report, place_of: Callable[[str], Position])
             f"`{_ZERO}` 2 holds the sums of gradients whole, as 1 does, with {stages} pipeline stages: they are summed "
             "over ranks once an update"
         )
-        hint = f"keep it: results are the same; to hold less, {_TURNS}"
+        hint = f"keep it: results are the same; for smaller sums, {_TURNS}"
         report.note(Code.NO_EFFECT, _ZERO, message, place_of(_ZERO), hint)
     elif is_offload_refused(config):
         message = (
@@ -157,7 +178,7 @@ def _zero(config: Training, report: Report, place_of: Callable[[str], Position])
             f"`{section.schedule_name}`: whole from the first micro batch to the last; to gather them for each would "
             f"take {_gathering(config)}"
         )
-        hint = f"keep it: results are the same; to hold less, {_TURNS}"
+        hint = f"keep it: results are the same; to hold fewer parameters, {_TURNS}"
         report.note(Code.NO_EFFECT, _ZERO, message, place_of(_ZERO), hint)
 
 
