@@ -110,8 +110,8 @@ def _compare_turns(config: Config, data_ranks: int, report: Report) -> None:
     if share < 1:
         return
     message = (
-        f"`{_ZERO}` is 3, with {data_ranks} data rank{'s' if data_ranks != 1 else ''} and {chunks} chunks a rank: slices "
-        f"and gathered chunks take {share:.3g} times the parameters of a stage"
+        f"`{_ZERO}` is 3, with {data_ranks} data rank{'s' if data_ranks != 1 else ''} and {chunks} chunks a rank: "
+        f"slices and gathered chunks take {share:.3g} times the parameters of a stage"
     )
     at = config.provenance[_ZERO].position or config.batch_place()
     larger = f"; or a larger `{_VIRTUAL}`" if data_ranks > 1 else ""

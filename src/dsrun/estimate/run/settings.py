@@ -257,6 +257,11 @@ def read_settings(
         notes.append(
             "`fp8` keeps the bytes of its 16-bit format, which is counted; its products are faster than counted"
         )
+    if config.cutting_stage != zero.stage:
+        notes.append(
+            f"`zero_optimization.stage` {zero.stage} holds parameters as 2 does under the schedule "
+            f"`{config.pipeline.schedule_name}`: counted as 2"
+        )
     batch = _batch(config, mesh.role_size("batch"), micro_batch, notes)
     away = zero.offload_param if zero.offload_optimizer.device == "none" else zero.offload_optimizer
     half = config.bf16.enabled or config.fp16.enabled

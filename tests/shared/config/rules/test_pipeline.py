@@ -162,11 +162,31 @@ def test_stages_2_and_3_hold_less_where_chunks_take_turns(stage: int) -> None:
     assert (config.gathers_chunks, config.cutting_stage) == (stage == 3, stage)
 
 
+@pytest.mark.parametrize(
+    ("virtual", "data_ranks", "share"),
+    [(2, 1, "1.5"), (2, 2, "1"), (2, 3, None), (3, 3, "1"), (3, 4, None), (4, 1, "1.5"), (4, 2, "1"), (5, 2, None)],
+)
+def test_turns_that_hold_more_than_whole_parameters_are_noted(virtual: int, data_ranks: int, share: str | None) -> None:
+    turns = {"stages": 2, "schedule": "breadth_first", "virtual_stages": virtual}
+    notes = found(of(turns, zero_optimization={"stage": 3}), world_size=2 * data_ranks)
+    assert len(notes) == (share is not None)
+    for note in notes:
+        assert (note.severity, note.key) == (Severity.NOTE, "zero_optimization.stage")
+        assert note.message.endswith(f"gathered chunks take {share} times the parameters of a stage")
+        assert note.hint is not None
+        assert ("`pipeline.virtual_stages`" in note.hint) == (data_ranks > 1)
+    on_host = {"stage": 3, "offload_param": {"device": "cpu"}}
+    assert found(of(turns, zero_optimization=on_host, bf16={"enabled": True}), world_size=2 * data_ranks) == ()
+
+
 def test_one_chunk_a_rank_takes_no_turns() -> None:
     settings = of({"stages": 2, "schedule": "breadth_first"}, zero_optimization={"stage": 3})
     (note,) = found(settings)
     assert note.hint is not None
-    assert note.hint.endswith('"breadth_first" and a larger `pipeline.virtual_stages`, where chunks take turns')
+    assert note.hint.endswith(
+        '"breadth_first" and a larger `pipeline.virtual_stages`, where chunks take turns; that keeps the activations '
+        "of all micro batches: compare with `dsrun plan`"
+    )
     assert load(settings, world_size=8).cutting_stage == 2
 
 

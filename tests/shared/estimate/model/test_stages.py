@@ -70,6 +70,15 @@ def test_interleaved_chunks_lie_in_turns_and_a_v_has_both_ends_on_the_first_rank
     assert (both.has_embedding, both.has_head, inner.has_embedding, inner.has_head) == (True, True, False, False)
 
 
+def test_units_know_their_chunk_and_the_head_is_in_the_last_one() -> None:
+    turns = settings(2, 2, schedule="breadth_first")
+    first, last = cut_into_stages(from_architecture(SHAPE, label="m"), turns)
+    of_first = [(unit.chunk, unit.count, unit.numel) for unit in first.model.units if unit.has_module]
+    assert of_first == [(0, 1, EMBEDDING), (0, 2, BLOCK), (1, 2, BLOCK)]
+    of_last = [(unit.chunk, unit.count, unit.numel) for unit in last.model.units if unit.has_module]
+    assert of_last == [(0, 2, BLOCK), (1, 2, BLOCK), (1, 1, EMBEDDING)]
+
+
 @pytest.mark.parametrize("stages", [2, 4, 8])
 @pytest.mark.parametrize("frozen", [0, 1_000_000])
 def test_every_parameter_is_on_one_stage(stages: int, frozen: int) -> None:

@@ -153,3 +153,22 @@ def test_a_further_axis_divides_the_ranks_of_the_plan_too(monkeypatch: pytest.Mo
     assert (read.ranks_of("pipe", 8), read.ranks_of("batch", 8), read.ranks_of("tensor", 8)) == (2, 2, 2)
     assert (read.tensor_parallel, read.sequence_parallel) == (2, 1)
     assert [ranks for ranks in (2, 4, 6, 8) if read.fits_ranks(ranks)] == [4, 8]
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "counted", "turns"),
+    [
+        ({}, 3, False),
+        ({"stages": 2}, 2, False),
+        ({"stages": 2, "schedule": "interleaved", "virtual_stages": 2}, 2, False),
+        ({"stages": 2, "schedule": "breadth_first"}, 2, False),
+        ({"stages": 2, "schedule": "breadth_first", "virtual_stages": 2}, 3, True),
+    ],
+)
+def test_stage_3_is_counted_as_2_where_parameters_are_held(pipeline: dict[str, Any], counted: int, turns: bool) -> None:
+    batch = {**MICRO, "gradient_accumulation_steps": 8, "bf16": {"enabled": True}}
+    read = settings({**batch, "pipeline": pipeline, "zero_optimization": {"stage": 3}})
+    assert (read.stage, read.chunks_take_turns) == (counted, turns)
+    assert any("counted as 2" in note for note in read.notes) == (counted == 2)
+    for stage in (0, 1, 2):
+        assert settings({**batch, "pipeline": pipeline, "zero_optimization": {"stage": stage}}).stage == stage
