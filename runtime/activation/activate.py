@@ -10,6 +10,7 @@ from torch import nn
 from dsrun.config.sections.activation import ActivationCheckpointing, Policy
 from dsrun.direct_io.settings import IoSettings
 from dsrun.errors import ModelError
+from dsrun.pipeline_schedules.live import ONE_AT_A_TIME, LiveMoment
 from dsrun.units import format_bytes
 
 from ..compat import compiler_memory_budget, is_compiled
@@ -42,6 +43,8 @@ class Activations:
         rings: factory of rings: the keepers for tensors that do not stay on the device.
         say: function that prints a message, on the ranks that print.
         agree: function that turns this rank's measured figures into those for the plan; see `solve_measured`.
+        chunk_of: function that returns a block's chunk, by its position among those of this rank.
+        moments: function that returns the moments of the schedule that a memory budget must hold at.
     """
 
     def __init__(
@@ -53,11 +56,15 @@ class Activations:
         rings: Rings,
         say: Callable[[str], None],
         agree: Callable[[list[float]], list[float]] = list,
+        chunk_of: Callable[[nn.Module], int] = lambda _: 0,
+        moments: Callable[[], Sequence[LiveMoment]] = lambda: ONE_AT_A_TIME,
     ) -> None:
         self._section = section
         self._stacks = stacks
         self._say = say
         self._agree = agree
+        self._chunk_of = chunk_of
+        self._moments = moments
         self._passes = 0
         self.policy: Policy = section.chosen_policy
         self.solution: Solution | None = None
@@ -168,6 +175,8 @@ class Activations:
             device=device,
             may_move=self._section.cpu_checkpointing,
             may_pack=self._section.packing == "int8",
+            chunks=[self._chunk_of(module) for stack in self._stacks for _, module in stack.blocks],
+            moments=self._moments(),
             agree=self._agree,
         )
         self.solution = solution
@@ -202,6 +211,8 @@ def activate(
     io: IoSettings | None = None,
     rank: int = 0,
     agree: Callable[[list[float]], list[float]] = list,
+    chunk_of: Callable[[nn.Module], int] = lambda _: 0,
+    moments: Callable[[], Sequence[LiveMoment]] = lambda: ONE_AT_A_TIME,
 ) -> Activations | None:
     """Switches the blocks of `model` to what the config says; after all other hooks are in place.
 
@@ -216,6 +227,8 @@ def activate(
         rank: rank of this process, for error messages.
         agree: function that turns measured figures into those all ranks plan by; needed if ranks gather parameters for
             blocks that run again.
+        chunk_of: function that returns a block's chunk, by its position among those of this rank.
+        moments: function that returns the moments of the schedule that a memory budget must hold at.
 
     Returns:
         None where nothing is asked for.
@@ -227,4 +240,7 @@ def activate(
     if section.chosen_policy == "none" or (section.policy is None and script_chooses):
         return None
     stacks = choose_stacks(model, section.blocks, skip=skip)
-    return Activations(section, stacks, tracker=tracker, rings=Rings(section, io=io, rank=rank), say=say, agree=agree)
+    rings = Rings(section, io=io, rank=rank)
+    return Activations(
+        section, stacks, tracker=tracker, rings=rings, say=say, agree=agree, chunk_of=chunk_of, moments=moments
+    )

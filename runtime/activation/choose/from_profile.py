@@ -8,7 +8,8 @@ from the third micro step on.
 At ZeRO stage 3 a block that runs again gathers its parameters again, so ranks with different plans would meet in
 different collectives: `agree` makes one of the ranks' figures, of which each then solves the same plan. The largest
 figures hold the budget on every rank, where their batches differ in length too. Below stage 3 nothing depends on a
-rank's plan, and each has its own.
+rank's plan, and each has its own. So have the stages of a pipeline: late ones hold fewer micro batches at once, and
+keep more of each.
 
 Who measures blocks and applies the plan is `activation/activate.py`; the choice itself is `budget.py`'s.
 """
@@ -19,10 +20,12 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from dsrun.errors import ModelError
+from dsrun.pipeline_schedules.live import ONE_AT_A_TIME, LiveMoment
 from dsrun.units import format_bytes
 
 from ...memory.bus import instant_bus_for
@@ -34,6 +37,12 @@ from .profile import CallFigures
 
 _PROBE_BYTES = 8 << 20
 
+_HINT = "use a smaller micro batch, or `cpu_checkpointing`, or `packing`"
+_HINT_PUT_OFF = (
+    f"{_HINT}; where the schedule puts gradients of weights off, what they need is held in any case: "
+    '`pipeline.schedule` "1f1b" puts none off'
+)
+
 _log = logging.getLogger(__name__)
 
 
@@ -44,16 +53,20 @@ def solve_measured(
     device: torch.device,
     may_move: bool,
     may_pack: bool,
+    chunks: Sequence[int] | None = None,
+    moments: Sequence[LiveMoment] = ONE_AT_A_TIME,
     agree: Callable[[list[float]], list[float]] = list,
 ) -> Solution:
     """Returns the fastest plan within a budget.
 
     Args:
         figures: measured figures of each block, with a second run.
-        budget_bytes: bytes that the blocks' activations may take.
+        budget_bytes: bytes that the blocks' activations of all micro batches may take.
         device: device that the blocks compute on; copying and packing are measured there.
         may_move: saved tensors may wait in host memory.
         may_pack: saved tensors may wait in 8 bits.
+        chunks: chunk of each block, by its position among those of this rank; None: there is one.
+        moments: moments of the schedule that the budget must hold at.
         agree: function that turns this rank's figures into those that the plan is solved from; may be a collective.
 
     Raises:
@@ -63,15 +76,17 @@ def solve_measured(
     move_s, pack_s, *numbers = agree([*_seconds_per_byte(device), *own])
     triples = zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
     figures = [CallFigures(int(kept), int(dropped), again_s=[again_s]) for kept, dropped, again_s in triples]
+    allowed = {"move_s": move_s if may_move else None, "pack_s": pack_s if may_pack else None}
     blocks = [
-        block_costs(each, move_s=move_s if may_move else None, pack_s=pack_s if may_pack else None) for each in figures
+        replace(block_costs(each, **allowed), chunk=chunk)
+        for each, chunk in zip(figures, chunks or [0] * len(figures), strict=True)
     ]
-    solution = solve(blocks, budget_bytes)
+    solution = solve(blocks, budget_bytes, moments=moments)
     if solution is None:
         raise ModelError(
             f"`activation_checkpointing.memory_budget` is {budget_bytes} ({format_bytes(budget_bytes)}); the blocks "
-            f"need {format_bytes(least_bytes(blocks))} at least",
-            hint="use a smaller micro batch, or `cpu_checkpointing`, or `packing`",
+            f"need {format_bytes(least_bytes(blocks, moments=moments))} at least",
+            hint=_HINT_PUT_OFF if any(any(moment.put_off) for moment in moments) else _HINT,
         )
     return solution
 

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from torch import nn
+
 from dsrun.config.config import Config
 from dsrun.config.sections.activation import ActivationCheckpointing
 from dsrun.direct_io.configured import io_settings
+from dsrun.pipeline_schedules.live import LiveMoment, live_moments
 
 from ...activation.activate import Activations, activate
 from ...activation.configured import is_configured, named_generators
@@ -16,6 +19,7 @@ from ...memory.pages import give_freed_pages_back
 from ...mesh.agree.same import largest
 from ...mesh.join.groups import ProcessGroupMesh
 from ...optim.sharded import ShardOptimizer
+from ...parallel.pipeline.stages import Stages
 from ...protocols import ChangeFence
 from ...zero.access.state_dicts import watch_state_dicts
 from ...zero.access.whole import ParamAccess
@@ -23,6 +27,7 @@ from ...zero.hooks.modules import UnitHooks
 from ...zero.units.leaves import is_leaf
 from ..model.sharded import ShardedModel
 from ..step import DeferredUpdate
+from ..training.schedules import computations
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,8 @@ def attach(
         io=io_settings(settings.aio),
         rank=mesh.info.rank,
         agree=agreed if sharded.plan.shard_parameters else list,
+        chunk_of=_chunk_of(sharded.chunks.stages),
+        moments=partial(_live_moments, settings, sharded.chunks.stages.rank_of, mesh.pipe.rank),
     )
     access = ParamAccess(
         [*sharded.units, *sharded.frozen],
@@ -93,6 +100,24 @@ def attach(
     watch_state_dicts(sharded.module)
     give_freed_pages_back()  # of the tensors that the model was built with
     return Hooks(hooks, activations, access)
+
+
+def _chunk_of(stages: Stages) -> Callable[[nn.Module], int]:
+    """Returns what tells a module's chunk; of what no chunk says that it has, the one that is held the longest."""
+    positions = {
+        module: position
+        for position, chunk in enumerate(stages.own)
+        for part in stages.modules_of(chunk)
+        for module in part.modules()
+    }
+    return lambda module: positions.get(module, 0)
+
+
+def _live_moments(settings: Config, rank_of: tuple[int, ...], rank: int) -> tuple[LiveMoment, ...]:
+    """Returns when most is kept on a rank of the pipeline, for a global batch as the config has it."""
+    assert settings.batch is not None, "the config was loaded with a world size"
+    schedule = computations(settings.pipeline.schedule_name, rank_of, settings.batch.accumulation_steps)
+    return live_moments(schedule, rank)
 
 
 def _activation_section(settings: Config) -> ActivationCheckpointing:

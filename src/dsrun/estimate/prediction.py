@@ -189,15 +189,16 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine, *, exact:
         ConfigError: the model cannot be cut into the pipeline stages of `settings`.
     """
     stages = cut_into_stages(model, settings)
-    pipeline = pipeline_estimate(model, stages, settings, exact=exact)
+    pipeline = pipeline_estimate(stages, settings, exact=exact)
     attention = None if model.architecture is None else attention_estimate(model.architecture, settings, machine)
     beyond = 0 if attention is None else attention.beyond_block
     live = [1.0] if pipeline is None else [stage.live for stage in pipeline.stages]
     sent = [0] if pipeline is None else [stage.sent_bytes for stage in pipeline.stages]
-    flops = model_flops(model, settings)
+    again = [None] if pipeline is None else [stage.again for stage in pipeline.stages]
+    flops = [model_flops(model, settings, again=more) * stage.cost for stage, more in zip(stages, again, strict=True)]
     needs = [
-        _needs(stage, settings, machine, beyond=beyond, live=held, flops=flops * stage.cost, sent=away)
-        for stage, held, away in zip(stages, live, sent, strict=True)
+        _needs(stage, settings, machine, beyond=beyond, live=held, flops=computed, sent=away)
+        for stage, held, computed, away in zip(stages, live, flops, sent, strict=True)
     ]
     # Where a rank computes comes first among its tiers.
     fullest = max(range(len(needs)), key=lambda number: (needs[number].tiers[0].total_bytes, -number))

@@ -14,13 +14,12 @@ from collections.abc import Iterator, Sequence
 from dsrun.errors import LayoutError, Problem
 
 from .actions import NO_MICRO, Action, Kind, Schedule
+from .live import most_live
 from .progress import stuck_at
 
 _SENDS = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
 _RECEIVES = (Kind.RECEIVE_FORWARD, Kind.RECEIVE_BACKWARD)
 _OF_CHUNK = (Kind.GATHER, Kind.DROP, Kind.REDUCE)
-#: Kinds that release what a forward keeps, and end the gradients of weights.
-_ENDS = (Kind.BACKWARD, Kind.WEIGHT_GRADS)
 #: Place of what is not there.
 _NOWHERE = -1
 _Places = dict[Kind, list[int]]
@@ -81,17 +80,7 @@ def live_of(schedule: Schedule) -> tuple[int, ...]:
     Over a rank's number of chunks, they are micro batches of whole stages. A forward is kept until the whole backward,
     or until the gradients of its weights.
     """
-    peaks: list[int] = []
-    for row in schedule.actions:
-        now = most = 0
-        for action in row:
-            if action.kind is Kind.FORWARD:
-                now += 1
-                most = max(most, now)
-            elif action.kind in _ENDS:
-                now -= 1
-        peaks.append(most)
-    return tuple(peaks)
+    return tuple(most_live(schedule, rank, [1] * len(schedule.chunks_of(rank))) for rank in range(schedule.ranks))
 
 
 def _shape(schedule: Schedule) -> Iterator[str]:

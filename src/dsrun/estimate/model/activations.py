@@ -46,7 +46,7 @@ def activation_bytes(
         shape: the transformer.
         settings: format, tokens, recomputation and what is cut over ranks.
         attention: bytes that attention of one block keeps beyond queries, keys, values and its output.
-        live: micro batches that are held at once; several in pipeline stages.
+        live: micro batches that are held at once; several in pipeline stages. A memory budget is for all of them.
         has_head: whether the output layer is here; it is not on most pipeline stages.
     """
     tokens = settings.tokens_per_micro_step
@@ -63,11 +63,10 @@ def activation_bytes(
         inputs += shape.layers * product_bytes_per_token(shape, settings) * tokens
     kept = (shape.layers - stack.blocks) * block
     layers = inputs + max(kept, _live_bytes(stack, shape, settings, block))
-    if settings.memory_budget is not None:
-        layers = max(layers, min(settings.memory_budget, shape.layers * block))
-        kept = layers - inputs
     waits = 0 if settings.activations_on_cpu else inputs
     layers += ceil((live - 1) * (waits + kept))  # of the other micro batches nothing is computed again meanwhile
+    if settings.memory_budget is not None:
+        layers = max(layers, min(settings.memory_budget, ceil(live * shape.layers * block)))
     away = ceil(live * stack.segments) * stored if settings.activations_on_cpu else 0
     if settings.activation_buffers is None:
         return ActivationBytes(layers, logits, away)
@@ -80,18 +79,25 @@ def disk_inputs(segments: int) -> int:
     return max(0, segments - (_IN_FLIGHT - 1))
 
 
-def forwards_again(shape: Architecture, settings: RunSettings) -> float:
+def forwards_again(shape: Architecture | None, settings: RunSettings, *, live: float = 1) -> float:
     """Returns how many forwards of the blocks are made beyond the first one, e.g. 1.0 for every block.
 
     Of `memory_budget` as few as the budget asks for, without copies to the host and without packing.
+
+    Args:
+        shape: the transformer, or a pipeline stage's part of it; None: it is not known.
+        settings: format, tokens and recomputation.
+        live: micro batches that are held at once.
     """
+    if shape is None:
+        return 1.0 if settings.recompute == "blocks" else 0.0
     forwards = settings.recomputed(shape.layers).forwards
     if settings.memory_budget is not None:
         tokens = settings.tokens_per_micro_step
         block = block_bytes_per_token(shape, settings) * tokens
         saved = block - stored_input_bytes(shape, settings)
-        over = shape.layers * block - settings.memory_budget
-        forwards = min(shape.layers, max(0, -(-over // saved)))
+        over = live * shape.layers * block - settings.memory_budget
+        forwards = min(shape.layers, max(0, ceil(over / (live * saved))))
     return forwards / shape.layers
 
 

@@ -12,11 +12,11 @@ from itertools import pairwise
 
 from dsrun.estimate.model.activations import forwards_again
 from dsrun.estimate.model.stages import StageSize
-from dsrun.estimate.model.units import ModelSize
 from dsrun.estimate.run.settings import RunSettings
-from dsrun.pipeline_schedules.actions import Kind, Schedule
+from dsrun.pipeline_schedules.actions import Schedule
 from dsrun.pipeline_schedules.formulas import bubble_ratio, half_interleaved_efficiency
 from dsrun.pipeline_schedules.generate import ScheduleName, make_schedule
+from dsrun.pipeline_schedules.live import most_live
 from dsrun.pipeline_schedules.simulate import Costs, simulate
 
 #: Backward of a block, in forwards: gradients of the inputs, gradients of the weights.
@@ -36,6 +36,7 @@ class StageEstimate:
         cost: part of the work of one micro batch.
         parameters: parameters that it has.
         live: micro batches whose activations it holds at once, in parts of its blocks.
+        again: forwards of its blocks that are made beyond the first one.
         sent_bytes: bytes that a rank of it sends to neighbouring stages in one update.
     """
 
@@ -45,6 +46,7 @@ class StageEstimate:
     cost: float
     parameters: int
     live: float
+    again: float
     sent_bytes: int
 
 
@@ -88,34 +90,34 @@ class PipelineEstimate:
 
 
 def pipeline_estimate(
-    model: ModelSize, stages: Sequence[StageSize], settings: RunSettings, *, exact: bool = True
+    stages: Sequence[StageSize], settings: RunSettings, *, exact: bool = True
 ) -> PipelineEstimate | None:
     """Returns what the schedule costs; None for one stage.
 
     Args:
-        model: the whole model.
-        stages: its stages.
+        stages: stages of the model.
         settings: schedule, micro batches and what is computed again.
         exact: whether the schedule is simulated; else what ranks wait is told by the formula, for a search.
     """
     if len(stages) == 1:
         return None
-    again = _again(model, settings)
     name, virtual, micros = settings.schedule, settings.chunks_per_rank, settings.accumulation_steps
+    rows = _rows(stages, settings)
+    again = max(row.again for row in rows)
     ratio = _ratio(name, len(stages), micros, virtual, again)
-    whole = 1 + _INPUTS + _WEIGHTS + again
-    busiest = max(stage.cost for stage in stages) * whole * micros
-    busy = sum(stage.cost for stage in stages) * whole * micros
+    works = [row.cost * (1 + _INPUTS + _WEIGHTS + row.again) * micros for row in rows]
+    busiest, busy = max(works), sum(works)
     if exact or ratio is None:
-        costs = _chunk_costs(name, stages, micros, virtual)
-        seconds = _seconds(name, len(stages), micros, virtual, costs, again)
+        costs = _by_chunk(name, micros, virtual, [stage.costs for stage in stages])
+        agains = _by_chunk(name, micros, virtual, [[row.again] * virtual for row in rows])
+        seconds = _seconds(name, len(stages), micros, virtual, costs, agains)
     else:
         seconds = busiest * (1 + ratio)
     return PipelineEstimate(
         schedule=name,
         chunks_per_rank=virtual,
         micros=micros,
-        stages=_rows(stages, settings),
+        stages=rows,
         bubble_formula=None if ratio is None else ratio / (1 + ratio),
         bubble=1 - busy / (len(stages) * seconds),
         stretch=seconds / busiest,
@@ -133,28 +135,22 @@ def schedule_of(settings: RunSettings) -> Schedule:
 
 
 def _ratio(name: ScheduleName, ranks: int, micros: int, virtual: int, again: float) -> float | None:
-    """Returns the time that ranks wait over the time that they compute, where all chunks are alike."""
+    """Returns the time that ranks wait over the time that they compute, were all chunks alike."""
     if (name == "zbv" and again) or (name == "zero_bubble" and micros < ranks):
         return None  # there is no closed form
     inputs = _INPUTS + again
     return bubble_ratio(name, ranks=ranks, micros=micros, virtual=virtual, input_grads=inputs, weight_grads=_WEIGHTS)
 
 
-def _again(model: ModelSize, settings: RunSettings) -> float:
-    shape = model.architecture
-    if shape is None:
-        return 1.0 if settings.recompute == "blocks" else 0.0
-    return forwards_again(shape, settings)
-
-
-def _chunk_costs(name: ScheduleName, stages: Sequence[StageSize], micros: int, virtual: int) -> tuple[float, ...]:
-    """Returns the cost of each chunk, from the inputs on."""
-    schedule = _made(name, len(stages), min(micros, len(stages)) if name != "interleaved" else len(stages), virtual)
-    costs = [0.0] * schedule.chunks
-    for rank, stage in enumerate(stages):
-        for chunk, cost in zip(schedule.chunks_of(rank), stage.costs, strict=True):
-            costs[chunk] = cost
-    return tuple(costs)
+def _by_chunk(name: ScheduleName, micros: int, virtual: int, of_stages: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Returns numbers of each stage's chunks in the order of the chunks, from the inputs on."""
+    ranks = len(of_stages)
+    schedule = _made(name, ranks, min(micros, ranks) if name != "interleaved" else ranks, virtual)
+    found = [0.0] * schedule.chunks
+    for rank, numbers in enumerate(of_stages):
+        for chunk, number in zip(schedule.chunks_of(rank), numbers, strict=True):
+            found[chunk] = number
+    return tuple(found)
 
 
 @cache
@@ -164,12 +160,12 @@ def _made(name: ScheduleName, ranks: int, micros: int, virtual: int) -> Schedule
 
 @cache
 def _seconds(
-    name: ScheduleName, ranks: int, micros: int, virtual: int, costs: tuple[float, ...], again: float
+    name: ScheduleName, ranks: int, micros: int, virtual: int, costs: tuple[float, ...], again: tuple[float, ...]
 ) -> float:
     """Returns how long a step takes, in forwards of the whole model."""
     priced = Costs(
         forward=costs,
-        input_grads=[cost * (_INPUTS + again) for cost in costs],
+        input_grads=[cost * (_INPUTS + more) for cost, more in zip(costs, again, strict=True)],
         weight_grads=[cost * _WEIGHTS for cost in costs],
     )
     return simulate(_made(name, ranks, micros, virtual), priced).seconds
@@ -184,7 +180,7 @@ def _rows(stages: Sequence[StageSize], settings: RunSettings) -> tuple[StageEsti
     sent = _messages(schedule.rank_of)
     rows: list[StageEstimate] = []
     for rank, stage in enumerate(stages):
-        blocks = dict(zip(schedule.chunks_of(rank), stage.blocks, strict=True))
+        live = most_live(schedule, rank, stage.blocks) / max(1, sum(stage.blocks))
         rows.append(
             StageEstimate(
                 blocks=stage.blocks,
@@ -192,23 +188,12 @@ def _rows(stages: Sequence[StageSize], settings: RunSettings) -> tuple[StageEsti
                 has_head=stage.has_head,
                 cost=stage.cost,
                 parameters=stage.model.numel,
-                live=_live(schedule, rank, blocks) / max(1, sum(stage.blocks)),
+                live=live,
+                again=forwards_again(stage.model.architecture, settings, live=live),
                 sent_bytes=sent[rank] * micros * _boundary_bytes(stage, settings),
             )
         )
     return tuple(rows)
-
-
-def _live(schedule: Schedule, rank: int, blocks: dict[int, int]) -> int:
-    """Returns the most blocks whose activations a rank holds, each counted as often as micro batches are in it."""
-    now = most = 0
-    for action in schedule.actions[rank]:
-        if action.kind is Kind.FORWARD:
-            now += blocks[action.chunk]
-            most = max(most, now)
-        elif action.kind in (Kind.BACKWARD, Kind.WEIGHT_GRADS):
-            now -= blocks[action.chunk]
-    return most
 
 
 def _messages(rank_of: Sequence[int]) -> list[int]:

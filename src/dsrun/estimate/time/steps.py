@@ -53,12 +53,17 @@ class Floor:
     missing: str | None = None
 
 
-def model_flops(model: ModelSize, settings: RunSettings) -> float:
+def model_flops(model: ModelSize, settings: RunSettings, *, again: float | None = None) -> float:
     """Returns the FLOPs of one rank in one optimizer step.
 
     6 per trained parameter and token: 2 forward, 4 backward, of which a frozen one needs 2 (none for its own
     gradient). An embedding is looked up and not multiplied. Causal attention adds 6 x layers x width x sequence a
     token. Recomputation adds another forward.
+
+    Args:
+        model: the model.
+        settings: tokens, micro batches and recomputation.
+        again: forwards that are made beyond the first one; None: what the settings say of a model on one stage.
 
     Source: PaLM (Chowdhery et al., 2022), appendix B; half of its attention term, for the mask hides half.
     """
@@ -72,11 +77,9 @@ def model_flops(model: ModelSize, settings: RunSettings) -> float:
     trained = min(model.trained_numel, multiplied)
     forward = 2.0 * multiplied + attention
     backward = 2.0 * multiplied + 2.0 * trained + 2 * attention
-    again = forward if settings.recompute == "blocks" else 0.0
-    if shape is not None:
-        again = forward * forwards_again(shape, settings)
+    again = forwards_again(shape, settings) if again is None else again
     tokens = settings.tokens_per_micro_step * settings.accumulation_steps
-    return (forward + backward + again) * tokens / settings.tensor_parallel
+    return (forward * (1 + again) + backward) * tokens / settings.tensor_parallel
 
 
 def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSettings, machine: Machine) -> StepTraffic:

@@ -1,11 +1,12 @@
-"""Schedules of an engine's global batches: chunks that take turns are gathered and dropped, ahead where there is room."""
+"""Schedules of an engine's global batches: chunks that take turns are gathered, ahead where there is room."""
 
 from __future__ import annotations
 
 import pytest
 
 from dsrun.pipeline_schedules.actions import Kind, Schedule
-from dsrun.runtime.engine.training.schedules import evaluation_schedule, training_schedule
+from dsrun.pipeline_schedules.generate import NAMES
+from dsrun.runtime.engine.training.schedules import computations, evaluation_schedule, training_schedule
 
 TWO_RANKS = (0, 1, 0, 1, 0, 1)
 
@@ -32,6 +33,11 @@ def computed(schedule: Schedule, rank: int = 0) -> str:
 )
 def test_a_batch_that_trains_gathers_as_many_chunks_as_there_is_room_for(sets: int, expected: str) -> None:
     assert computed(training_schedule("breadth_first", TWO_RANKS, 2, gather_sets=sets)) == expected
+
+
+def test_a_model_that_is_not_cut_takes_any_schedule() -> None:
+    for name in NAMES:
+        assert " ".join(map(str, computations(name, (0,), 2).actions[0])).startswith("F0.0 ")
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,17 @@ def test_every_policy_is_counted_by_the_guides_formula(keys: dict[str, Any], pea
     assert forwards_again(GPT, settings) == pytest.approx(again)
 
 
+#: A budget beside the peak, and the recomputed blocks of 12, where a stage holds four micro batches.
+BUDGETS = [(4 * 12 * S, 4 * 12 * S, 0), (300 * I, 300 * I, 8), (1, 4 * 12 * I + (S - I), 12)]
+
+
+@pytest.mark.parametrize(("budget", "peak", "blocks"), BUDGETS)
+def test_a_memory_budget_is_for_all_micro_batches_that_a_stage_holds(budget: int, peak: int, blocks: int) -> None:
+    settings = replace(FP32, recompute="blocks", policy="memory_budget", memory_budget=budget)
+    assert activation_bytes(GPT, settings, live=4).layers == peak
+    assert forwards_again(GPT, settings, live=4) == pytest.approx(blocks / 12)
+
+
 def test_letters_of_the_guide_are_those_of_a_gpt() -> None:
     tokens = FP32.tokens_per_micro_step
     assert block_bytes_per_token(GPT, FP32) * tokens == S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ BOUNDARY = 64 * 128 * 2
 
 def estimate(**changes: object) -> PipelineEstimate:
     settings = replace(BASE, **changes)
-    found = pipeline_estimate(MODEL, cut_into_stages(MODEL, settings), settings)
+    found = pipeline_estimate(cut_into_stages(MODEL, settings), settings)
     assert found is not None
     return found
 
@@ -61,6 +62,26 @@ def test_1f1b_holds_one_micro_batch_less_on_each_stage() -> None:
 def test_interleaved_holds_more_of_smaller_chunks() -> None:
     """p(1 + (p-1)/(pv)) whole stages on the first rank: 4 x (1 + 3/8) = 5.5."""
     assert estimate(schedule="interleaved", chunks_per_rank=2).stages[0].live == 5.5
+
+
+def test_stages_recompute_what_does_not_fit_a_memory_budget() -> None:
+    """Two blocks a stage, of which 4, 3, 2 and 1 micro batches are held; the budget is four blocks and four inputs."""
+    block, block_input = 64 * (4 * 128 + 4 * 128 + 4 * 512) * 2, 64 * 128 * 2
+    budget: dict[str, Any] = {
+        "recompute": "blocks",
+        "policy": "memory_budget",
+        "memory_budget": 4 * block + 4 * block_input,
+    }
+    found = estimate(**budget)
+    assert [stage.again for stage in found.stages] == [0.5, 0.5, 0, 0]
+    every = estimate(recompute="blocks")
+    assert [stage.again for stage in every.stages] == [1, 1, 1, 1]
+    assert found.bubble > every.bubble, "late stages wait for early ones"
+    assert found.stretch < every.stretch, "and take less time themselves before the first one has its gradients"
+    kept, none = plan(replace(BASE, **budget)), plan()
+    lines = {line.name: line.size_bytes for line in kept.tiers[0].lines}
+    assert (kept.fullest, lines["activations"]) == (0, budget["memory_budget"])
+    assert kept.traffic.flops / none.traffic.flops == pytest.approx(3.5 / 3, rel=1e-3)
 
 
 def test_bytes_between_stages() -> None:
