@@ -17,7 +17,7 @@ from dsrun.contract.error_file import WorkerError
 from dsrun.errors import DsrunError
 
 #: Changes whenever an older peer would misread a message.
-VERSION = 9
+VERSION = 10
 #: A longer frame is no message of ours: a peer that sends one is not trusted with more memory.
 MAX_FRAME_BYTES = 16 << 20
 
@@ -163,6 +163,10 @@ class RankStatus:
         longest_wait: the collective that it has waited in longest in its last steps; empty where it does not say.
         longest_wait_s: seconds a step that it has waited there.
         step_s: seconds that such a step took.
+        stage: number of its pipeline stage.
+        stages: number of pipeline stages; 0 where it says nothing of stages.
+        schedule_wait: share of a step that the schedule has ranks wait if all chunks take the same time.
+        stage_wait_s: seconds a step that it has waited for ranks of other stages in its last steps.
     """
 
     rank: int
@@ -178,6 +182,10 @@ class RankStatus:
     longest_wait: str = ""
     longest_wait_s: float = 0.0
     step_s: float = 0.0
+    stage: int = 0
+    stages: int = 0
+    schedule_wait: float = 0.0
+    stage_wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,9 @@ from ..options.job_argument import job_argument
 if TYPE_CHECKING:
     from rich.console import Group
 
-_HEADING = ("RANK", "HOST", "PID", "CPU", "RSS", "GPU MEM", "GPU", "STEP", "PHASE", "IDLE", "WAITS MOST IN")
+_HEADING = ("RANK", "HOST", "PID", "CPU", "RSS", "GPU MEM", "GPU", "STEP", "PHASE", "IDLE")
+_STAGE_HEADING = ("STAGE", "BUBBLE")
+_LAST_HEADING = "WAITS MOST IN"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,8 @@ def command(as_json: bool, job: str | None) -> int:
 
     A rank that has ended is not listed. Idle is the time since the rank last told of progress, if it tells of any. GPU
     is how busy the rank's busiest GPU is. The last column is the share of a step that a rank waits in the collective
-    that it waits in longest. Ctrl-C leaves.
+    that it waits in longest. Of a pipeline, STAGE is the rank's stage, and BUBBLE the share of a step that it waits for
+    other stages. Ctrl-C leaves.
     """
     jobs = (
         [find_job(job, os.environ)] if job is not None else [one for one in all_jobs(os.environ) if one.state.is_live]
@@ -59,7 +62,8 @@ def command(as_json: bool, job: str | None) -> int:
         _live(jobs)
     else:
         for one in jobs:
-            click.echo("\n".join([heading(one), *align([_HEADING, *map(row, ranks_of(one))])]))
+            ranks = ranks_of(one)
+            click.echo("\n".join([heading(one, ranks), *align(table_of(ranks))]))
     return 0
 
 
@@ -78,13 +82,30 @@ def ranks_of(job: Job) -> list[RankUse]:
     ]
 
 
-def heading(job: Job) -> str:
+def heading(job: Job, ranks: Sequence[RankUse]) -> str:
     """Returns the line above a job's ranks."""
-    return f"job {job.id}: {job.state.value}, {command_text(job)}"
+    stages = max((use.live.stages for use in ranks), default=0)
+    share = max((use.live.schedule_wait for use in ranks), default=0.0)
+    bubble = f"; {stages} stages, whose schedule has ranks wait {100 * share:.0f}% of a step" if stages > 1 else ""
+    return f"job {job.id}: {job.state.value}, {command_text(job)}{bubble}"
 
 
-def row(use: RankUse) -> tuple[str, ...]:
-    """Returns a rank's line."""
+def table_of(ranks: Sequence[RankUse]) -> list[tuple[str, ...]]:
+    """Returns the heading and the rows of the table of a job's ranks; with stages, where there are several."""
+    has_stages = any(use.live.stages > 1 for use in ranks)
+    return [
+        (*_HEADING, *(_STAGE_HEADING if has_stages else ()), _LAST_HEADING),
+        *(row(use, has_stages=has_stages) for use in ranks),
+    ]
+
+
+def row(use: RankUse, *, has_stages: bool = False) -> tuple[str, ...]:
+    """Returns a rank's line.
+
+    Args:
+        use: the rank.
+        has_stages: whether its pipeline stage and bubble are told.
+    """
     rank, gpu = use.live, use.gpu
     doing = rank.collective or rank.phase
     return (
@@ -98,7 +119,16 @@ def row(use: RankUse) -> tuple[str, ...]:
         _or_dash(rank.step),
         doing or "-",
         "-" if rank.idle_s is None else short_duration(rank.idle_s),
+        *(_stage(rank) if has_stages else ()),
         _longest_wait(rank),
+    )
+
+
+def _stage(rank: LiveRank) -> tuple[str, str]:
+    """Returns a rank's stage, and the share of a step that it waits for others."""
+    return (
+        f"{rank.stage}/{rank.stages}" if rank.stages else "-",
+        f"{100 * rank.stage_wait_s / rank.step_s:.0f}%" if rank.stages and rank.step_s else "-",
     )
 
 
@@ -134,12 +164,14 @@ def _drawing(jobs: Sequence[Job]) -> Group:
 
     parts: list[Text | Table] = []
     for job in jobs:
+        ranks = ranks_of(job)
+        names, *rows = table_of(ranks)
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in _HEADING:
+        for name in names:
             table.add_column(name, no_wrap=True, overflow="ellipsis")
-        for use in ranks_of(job):
-            table.add_row(*map(Text, row(use)))
-        parts += [Text(heading(job), style="bold", no_wrap=True, overflow="ellipsis"), table]
+        for cells in rows:
+            table.add_row(*map(Text, cells))
+        parts += [Text(heading(job, ranks), style="bold", no_wrap=True, overflow="ellipsis"), table]
     return Group(*parts)
 
 

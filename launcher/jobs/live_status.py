@@ -41,6 +41,10 @@ class LiveRank:
         longest_wait: the collective that it has waited in longest in its last steps.
         longest_wait_s: seconds a step that it has waited there.
         step_s: seconds that such a step took.
+        stage: number of its pipeline stage.
+        stages: number of pipeline stages; 0 where it says nothing of stages.
+        schedule_wait: share of a step that the schedule has ranks wait.
+        stage_wait_s: seconds a step that it has waited for ranks of other stages.
     """
 
     rank: int
@@ -57,6 +61,10 @@ class LiveRank:
     longest_wait: str = ""
     longest_wait_s: float = 0.0
     step_s: float = 0.0
+    stage: int = 0
+    stages: int = 0
+    schedule_wait: float = 0.0
+    stage_wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +126,10 @@ class LiveStatus:
                 longest_wait=pulse.longest_wait,
                 longest_wait_s=pulse.longest_wait_s,
                 step_s=pulse.step_s,
+                stage=pulse.stage,
+                stages=pulse.stages,
+                schedule_wait=pulse.schedule_wait,
+                stage_wait_s=pulse.stage_wait_s,
             )
         self._is_stale = True
 

@@ -23,11 +23,12 @@ from ..checkpoint.save.fence import Fence
 from ..data.loader import TrainingLoader
 from ..data.stream import StreamLoader
 from ..mesh.join.groups import ProcessGroupMesh
-from ..protocols import SCRIPT_PHASE, Scheduler
+from ..protocols import Scheduler
 from ..zero.creation.construct import outside_of_constructions
 from ..zero.units.cuts import Cuts
 from .compose.config_notes import tell_program_config
 from .compose.data import make_data
+from .compose.describe import describe_before_cut
 from .compose.hooks import attach
 from .compose.job import Job, join
 from .compose.mesh import mesh_of
@@ -115,6 +116,7 @@ def initialize(
     settings = _settings_of(request, job)
     mesh = mesh_of(request, settings, job)  # from here on every rank has the same model and config
     end_earlier_engines(request.model)
+    whole = describe_before_cut(request.model, request.assignment, settings, mesh)
     chunks, tied, groups = cut_into_stages(request.model, request.assignment, settings, mesh)
     request = replace(request, assignment=groups)
     precision = apply_precision(request.model, settings, mesh.device, job.say)
@@ -136,8 +138,7 @@ def initialize(
     engine.mpu = mpu
     note_class(engine, chunks)
     _save_on_signal(engine, settings)
-    tell_start(sharded, settings, mesh, observation)
-    job.heartbeat.beat(step=0, phase=SCRIPT_PHASE)
+    tell_start(sharded, settings, mesh, observation, whole=whole, heartbeat=job.heartbeat)
     return engine, update.optimizer, data.loader, update.scheduler
 
 

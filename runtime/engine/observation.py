@@ -8,13 +8,17 @@ from functools import partial
 
 from dsrun.config.buckets import tell_auto
 from dsrun.config.config import Config
+from dsrun.contract.heartbeats import HeartbeatWriter
 from dsrun.direct_io.counts import IoCounts
+from dsrun.estimate.model.units import ModelSize
 
 from ..mesh.join.groups import ProcessGroupMesh
 from ..observe.memory import StatePrediction
 from ..observe.records import RecordWriter
 from ..observe.wear import DiskWear
+from ..protocols import SCRIPT_PHASE
 from .compose.config_notes import record_program_config
+from .compose.describe import describe_units
 from .compose.start_report import open_run, records_path
 from .host.disk import counts_of_drives, wear_of
 from .model.sharded import ShardedModel
@@ -53,22 +57,43 @@ def observe(sharded: ShardedModel, settings: Config, mesh: ProcessGroupMesh, pre
     return Observation(records, wear, drives, predicted)
 
 
-def tell_start(sharded: ShardedModel, settings: Config, mesh: ProcessGroupMesh, observation: Observation) -> None:
-    """Records and prints, on the first rank, what begins."""
-    told = tell_auto(settings, sharded.settings)
-    open_run(
-        sharded.module,
-        sharded.units,
-        mesh,
-        observation.records,
-        precision=sharded.precision,
-        stage=settings.zero_optimization.stage,
-        state_bytes=observation.predicted.total_bytes(),
-        auto_sizes=None if told is None else f"{told}, of {sharded.gathering.slot_count} gather slots",
-    )
+def tell_start(
+    sharded: ShardedModel,
+    settings: Config,
+    mesh: ProcessGroupMesh,
+    observation: Observation,
+    *,
+    whole: ModelSize | None,
+    heartbeat: HeartbeatWriter,
+) -> None:
+    """Records and prints, on the first rank, what begins; each rank tells the launcher its stage and that it trains.
+
+    Args:
+        sharded: the model.
+        settings: the config.
+        mesh: ranks and device.
+        observation: writer of records, and the model state that was predicted.
+        whole: description of a model in pipeline stages, on the first rank; None: this rank has the whole model.
+        heartbeat: writer of what this rank does.
+    """
+    if mesh.is_first:
+        told = tell_auto(settings, sharded.settings)
+        open_run(
+            describe_units(sharded.module, sharded.units) if whole is None else whole,
+            sharded.units,
+            mesh,
+            observation.records,
+            precision=sharded.precision,
+            stage=settings.zero_optimization.stage,
+            state_bytes=observation.predicted.total_bytes(),
+            auto_sizes=None if told is None else f"{told}, of {sharded.gathering.slot_count} gather slots",
+        )
     chunks = sharded.chunks
-    if mesh.is_first and mesh.spec.stages > 1 and chunks.partition is not None:
+    if mesh.spec.stages > 1 and chunks.partition is not None:
         record = pipeline_record(chunks.stages, chunks.partition, settings)
-        observation.records.write(PIPELINE_EVENT, record)
-        print(pipeline_line(record), flush=True)
+        heartbeat.tell_stage(mesh.pipe.rank, mesh.pipe.size, schedule_wait=record["bubble"])
+        if mesh.is_first:
+            observation.records.write(PIPELINE_EVENT, record)
+            print(pipeline_line(record), flush=True)
     record_program_config(settings, observation.records)
+    heartbeat.beat(step=0, phase=SCRIPT_PHASE)

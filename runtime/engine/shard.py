@@ -23,10 +23,8 @@ from ..offload.host_gradients import HostGradients
 from ..offload.params.on_disk import DiskShards
 from ..offload.params.on_host import HostShards
 from ..optim.groups import GroupAssignment
-from ..precision.configured import autocast_of
 from ..precision.fp32_modules import Fp32Modules, find_fp32_modules
 from ..precision.policy import DTYPES, PrecisionPolicy
-from ..precision.traffic import low_precision_gradients
 from ..zero.creation.frozen import join_frozen, place_frozen
 from ..zero.creation.meta import has_meta, materialise
 from ..zero.creation.placement import Placement
@@ -35,7 +33,7 @@ from ..zero.creation.units import build_store, build_units
 from ..zero.grads.reducer import GradReducer
 from ..zero.params.slots import turns_of
 from ..zero.units.cuts import Cuts
-from ..zero.units.find import UnitSpec, find_units
+from ..zero.units.find import UnitSpec
 from ..zero.units.leaves import mark_leaves
 from ..zero.units.plan import ZeroPlan
 from ..zero.units.trained import mark_left_out
@@ -46,6 +44,7 @@ from .host.disk import file_of_parameters
 from .host.tiers import Tiers
 from .model.sharded import ShardedModel, sums_of
 from .model.stages import CutModel
+from .model.trained_units import trained_units
 from .step import holds_parts
 
 _STAYS_WITH_OPTIMIZER = (
@@ -194,16 +193,7 @@ def _trained_units(
     memory: Arenas,
     piece_of: Mapping[str, int] | None,
 ) -> list[ParamUnit]:
-    specs = find_units(
-        model,
-        kept=kept.tensors,
-        light=low_precision_gradients(
-            model, settings.torch_autocast.lower_precision_safe_modules, compute=precision.compute
-        ),
-        comm_dtype=autocast_of(settings),
-        cuts=cuts,
-        piece_of=None if piece_of is None else piece_of.__getitem__,
-    )
+    specs = trained_units(model, settings, compute=precision.compute, kept=kept.tensors, cuts=cuts, piece_of=piece_of)
     _check_tied(specs, assignment, settings, mesh)
     return build_units(
         specs,

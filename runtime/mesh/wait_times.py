@@ -10,6 +10,11 @@ read from the device anyway (`reading`), and before there are too many, as far a
 read the next time. The seconds of that read itself are the device's own work, and no wait for others: a rank's own time
 is the time on the wall less the seconds counted here. Nothing is recorded while the stream is captured into a CUDA
 graph, so waits inside of a graph are not seen.
+
+[Note: waits between stages] What a pipeline has its ranks wait shows in messages, and where a step ends: ranks of all
+stages agree on the norm there, and who has had its last backward early waits for the others. So waits for messages and
+in collectives of several stages' ranks are counted once more, all together. Those of one stage's ranks are not: their
+stage waits for nobody else meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .collectives import WaitKind
+from .collectives import WaitKind, WaitObserver
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +52,10 @@ class Heartbeat(Protocol):
 
     def tell_longest_wait(self, collective: str, waited_s: float, step_s: float) -> None:
         """Of late this rank has waited longest in `collective`; seconds a step, of so many that a step takes."""
+        ...
+
+    def tell_stage_wait(self, waited_s: float) -> None:
+        """Of late this rank has waited so many seconds a step for ranks of other pipeline stages."""
         ...
 
 
@@ -112,6 +121,7 @@ def waited_since(now: Mapping[str, Waited], earlier: Mapping[str, Waited]) -> di
 @dataclass(frozen=True, slots=True)
 class _Unread:
     name: str
+    is_between_stages: bool
     begin: TimingEvent
     end: TimingEvent
 
@@ -121,6 +131,7 @@ class _Mark:
     time_s: float
     step: int
     times: dict[str, Waited]
+    between_stages_s: float
 
 
 class WaitTimes:
@@ -148,6 +159,8 @@ class WaitTimes:
         self._times: dict[str, Waited] = {}
         self._name = ""
         self._kind = WaitKind.THREAD
+        self._is_between_stages = False
+        self._between_stages_s = 0.0
         self._begin: TimingEvent | None = None
         self._unread: deque[_Unread] = deque()
         self._spare: list[TimingEvent] = []
@@ -165,23 +178,33 @@ class WaitTimes:
         """Returns the waits so far by the name of the collective; the numbers stand still."""
         return {name: Waited(each.calls, each.seconds) for name, each in self._times.items()}
 
-    def enter(self, collective: str, kind: WaitKind) -> None:
-        """See `WaitObserver`."""
+    def between_stages(self) -> WaitObserver:
+        """Returns the observer of waits for ranks of other pipeline stages, see [Note: waits between stages]."""
+        return _BetweenStages(self)
+
+    def enter(self, collective: str, kind: WaitKind, *, is_between_stages: bool = False) -> None:
+        """See `WaitObserver`.
+
+        Args:
+            collective: name of the collective.
+            kind: kind of the wait.
+            is_between_stages: whether ranks of other pipeline stages are waited for.
+        """
         self._heartbeat.enter(collective)
-        self._name, self._kind = collective, kind
+        self._name, self._kind, self._is_between_stages = collective, kind, is_between_stages
         if kind is WaitKind.STREAM:
             self._begin = None if self._is_capturing() or not self._has_room() else self._record()
 
     def leave(self, waited_s: float) -> None:
         """See `WaitObserver`."""
         if self._kind is WaitKind.THREAD:
-            self._of(self._name).add(waited_s)
+            self._count(self._name, waited_s, is_between_stages=self._is_between_stages)
         elif self._kind is WaitKind.READ:
             waited_s, self._unreported_s = self._unreported_s + self._read(), 0.0
         else:
             waited_s = 0.0
             if self._begin is not None:
-                self._unread.append(_Unread(self._name, self._begin, self._record()))
+                self._unread.append(_Unread(self._name, self._is_between_stages, self._begin, self._record()))
                 self._begin = None
         self._heartbeat.leave(waited_s)
 
@@ -191,7 +214,7 @@ class WaitTimes:
         now_s, told = self._clock(), self._told
         if told is not None and now_s - told.time_s < _TELL_S:
             return
-        self._told = _Mark(now_s, self._steps, self.snapshot())
+        self._told = _Mark(now_s, self._steps, self.snapshot(), self._between_stages_s)
         # The first step waits for whatever building and compiling took: no step is like it.
         if told is None:
             return
@@ -200,6 +223,12 @@ class WaitTimes:
         longest = max(between, key=lambda name: between[name].seconds, default="")
         seconds = between[longest].seconds if longest else 0.0
         self._heartbeat.tell_longest_wait(longest, seconds / steps, (now_s - told.time_s) / steps)
+        self._heartbeat.tell_stage_wait((self._between_stages_s - told.between_stages_s) / steps)
+
+    def _count(self, name: str, seconds: float, *, is_between_stages: bool) -> None:
+        self._of(name).add(seconds)
+        if is_between_stages:
+            self._between_stages_s += seconds
 
     def _of(self, name: str) -> Waited:
         waited = self._times.get(name)
@@ -238,10 +267,25 @@ class WaitTimes:
                 self._unread.append(each)
                 continue
             waited_s = each.begin.elapsed_time(each.end) / 1000
-            self._of(each.name).add(waited_s)
+            self._count(each.name, waited_s, is_between_stages=each.is_between_stages)
             self._spare += (each.begin, each.end)
             seconds += waited_s
         return seconds
+
+
+class _BetweenStages:
+    """See `WaitTimes.between_stages`."""
+
+    def __init__(self, waits: WaitTimes) -> None:
+        self._waits = waits
+
+    def enter(self, collective: str, kind: WaitKind) -> None:
+        """See `WaitObserver`."""
+        self._waits.enter(collective, kind, is_between_stages=True)
+
+    def leave(self, waited_s: float) -> None:
+        """See `WaitObserver`."""
+        self._waits.leave(waited_s)
 
 
 def _cuda_event() -> TimingEvent:

@@ -4,9 +4,10 @@
 of 6 KB a rank, every 20 optimizer steps and only where dsrun records the run. It is counted in the traffic of its axis,
 as every collective is. Labels are sent as checksums, for a rank knows its own. A rank has a row for each of 255 labels,
 and the last row is all others: those with the largest checksums, so that ranks leave out the same ones. A label that a
-rank with others has not sent is unknown there, and is compared without it. On CUDA the host waits for nothing: what was
-gathered is copied to it on the stream, and written a step later, when the host has read the norm behind it, or at the
-end.
+rank with others has not sent is unknown there, and is compared without it. Messages between pipeline stages are one
+label: they have the names of the ranks that send them, which ranks do not share. On CUDA the host waits for nothing:
+what was gathered is copied to it on the stream, and written a step later, when the host has read the norm behind it, or
+at the end.
 
 Shapes: R ranks, N rows of a rank, C = 3 columns of a row, L labels.
 """
@@ -48,6 +49,7 @@ _MOST_LABELS = 12
 #: Of the last row.
 _NO_LABEL = 0.0
 _LABEL = "waits of the ranks"
+_RECEIVE, _MESSAGES = "receive", "receive from other stages"
 
 Row = Sequence[float]
 
@@ -172,7 +174,8 @@ class WaitReport:
 
     def _exchange(self, step: int) -> None:
         now, now_s = self._waits.snapshot(), self._clock()
-        rows = rows_of(waited_since(now, self._before or {}))
+        waits = with_messages_together(waited_since(now, self._before or {}))
+        rows = rows_of(waits)
         self._mine.copy_(torch.tensor(rows, dtype=torch.float64).view(-1))
         copied = None
         if self._sent is not self._mine:
@@ -182,12 +185,21 @@ class WaitReport:
             if self._read is not self._everyone:
                 self._read.copy_(self._everyone, non_blocking=True)
                 copied = torch.cuda.current_stream(self._everyone.device).record_event()
-            names = {float(crc32(name.encode())): name for name in now}
+            names = {float(crc32(name.encode())): name for name in (*now, _MESSAGES)}
             self._unrecorded.put(Exchange(step, self._steps, (now_s - self._begun_s) / self._steps, names, copied))
             if copied is None:
                 self._unrecorded.record()
         # What rank 0 needs to compare them is none of its next steps' own time.
         self._before, self._begun_s, self._steps = now, self._clock(), 0
+
+
+def with_messages_together(waits: Mapping[str, Waited]) -> dict[str, Waited]:
+    """Returns waits by collective, with those for messages of other pipeline stages under one label."""
+    together = {name: each for name, each in waits.items() if collective_kind(name) != _RECEIVE}
+    messages = [each for name, each in waits.items() if collective_kind(name) == _RECEIVE]
+    if messages:
+        together[_MESSAGES] = Waited(sum(each.calls for each in messages), sum(each.seconds for each in messages))
+    return together
 
 
 def rows_of(waits: Mapping[str, Waited]) -> list[Row]:

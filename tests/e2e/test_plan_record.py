@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from support.cli import clean_environment, run_dsrun
 
@@ -47,3 +48,34 @@ def test_a_run_ends_with_its_memory_and_is_planned_by_its_record(tmp_path: Path)
     found = json.loads(plan.stdout)
     assert found["model"]["parameters"] == 2 * 300 * 301
     assert found["model_state_bytes"] == events[-1]["state_predicted_bytes"]
+
+
+SCRIPT_OF_BATCHES = """\
+import torch
+import dsrun
+
+model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.ReLU()) for _ in range(4)))
+engine, *_ = dsrun.initialize(model=model)
+pair = (torch.ones(1, 300), torch.zeros(1, 300))
+engine.train_batch(iter([pair] * engine.gradient_accumulation_steps()), loss_fn=torch.nn.functional.mse_loss)
+"""
+
+
+def test_a_run_in_pipeline_stages_is_planned_as_one_without_them(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT_OF_BATCHES)
+    config = {**CONFIG, "zero_optimization": {"stage": 1}, "gradient_accumulation_steps": 4}
+    (tmp_path / "whole.json").write_text(json.dumps(config))
+    (tmp_path / "stages.json").write_text(json.dumps({**config, "pipeline": {"stages": 2}}))
+    plans: list[dict[str, Any]] = []
+    for name in ("whole.json", "stages.json"):
+        env = clean_environment(XDG_STATE_HOME=str(tmp_path / name.removesuffix(".json")))
+        run = run_dsrun("-n", "2", "--backend", "gloo", "train.py", "--config", name, cwd=tmp_path, env=env)
+        assert run.exit_code == 0, run.stderr
+        (job,) = (tmp_path / name.removesuffix(".json")).glob("dsrun/jobs/*")
+        plan = run_dsrun("plan", "train.py", "--config", "stages.json", "-n", "2", "--json", cwd=tmp_path, env=env)
+        assert plan.exit_code == 0, plan.stderr
+        plans.append(json.loads(plan.stdout.replace(job.name, "JOB")))
+    assert plans[0]["model"]["parameters"] == 4 * 300 * 301
+    assert len(plans[0]["pipeline"]["stages"]) == 2
+    for name in ("model", "pipeline", "model_state_bytes"):
+        assert plans[0][name] == plans[1][name], name

@@ -168,8 +168,10 @@ class _Here:
         axis: LoopbackCollectives = self.rank.collectives
         return RankInfo(rank=axis.rank, world_size=axis.size, local_rank=axis.rank, local_world_size=axis.size)
 
-    def _mesh(self, spec: MeshSpec, info: RankInfo, *, device: torch.device, observer: Any) -> ProcessGroupMesh:
-        del observer
+    def _mesh(
+        self, spec: MeshSpec, info: RankInfo, *, device: torch.device, observer: Any, stage_observer: Any
+    ) -> ProcessGroupMesh:
+        del observer, stage_observer
         world: LoopbackCollectives = self.rank.collectives
         views = {view: world.among(spec.peers(world.rank, view)) for view in spec.views()}
         ranks = spec.peers(world.rank, spec.role_axes("pipe"))

@@ -76,6 +76,10 @@ class StatusTaking:
             longest_wait="" if beat is None else beat.longest_wait,
             longest_wait_s=0.0 if beat is None else round(beat.longest_wait_s, 6),
             step_s=0.0 if beat is None else round(beat.step_s, 6),
+            stage=0 if beat is None else beat.stage,
+            stages=0 if beat is None else beat.stages,
+            schedule_wait=0.0 if beat is None else round(beat.schedule_wait, 4),
+            stage_wait_s=0.0 if beat is None else round(beat.stage_wait_s, 6),
         )
 
     def _starting(self, local_rank: int) -> Starting:

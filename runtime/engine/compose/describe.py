@@ -19,27 +19,83 @@ from typing import Any
 import torch
 from torch import nn
 
+from dsrun.config.config import Config
 from dsrun.contract.environment import digest_of
 from dsrun.errors import DsrunError, ModelError
 from dsrun.estimate.model.architecture import Architecture, from_transformers
 from dsrun.estimate.model.units import ModelSize, UnitGroup
 
 from ...layout.unit_layout import lay_out
+from ...mesh.agree.texts import gather_texts
+from ...mesh.join.groups import ProcessGroupMesh
+from ...optim.groups import GroupAssignment
+from ...parallel.pipeline.module import PipelineModule
+from ...precision.configured import policy_of
+from ...precision.fp32_modules import find_fp32_modules
 from ...zero.units.find import KEPT, UnitSpec, find_frozen_units, find_units
-from ...zero.units.trained import is_trained
+from ...zero.units.leaves import mark_leaves
+from ...zero.units.trained import is_trained, mark_left_out
 from ...zero.units.unit import ParamUnit
+from ..model.trained_units import trained_units
 
 _GUESSED = "layers as the embedding and the repeated blocks suggest; the MLP taken to have no gate"
 
 
-def describe(model: nn.Module) -> ModelSize:
+def describe(model: nn.Module, units: Sequence[UnitSpec] | None = None, *, label: str | None = None) -> ModelSize:
     """Describes a model that no engine has taken over yet.
 
     Args:
         model: model on any device, also the meta device.
+        units: units of its trained parameters; None: those that it has without a config.
+        label: name of the model; None: that of its class.
     """
-    trained = [_TrainedUnit(s.name, s.module, _buffer_numel(s), s.dtype is not None) for s in find_units(model)]
-    return _describe(model, trained)
+    specs = find_units(model) if units is None else units
+    trained = [_TrainedUnit(s.name, s.module, _buffer_numel(s), s.dtype is not None) for s in specs]
+    size = _describe(model, trained)
+    return size if label is None else replace(size, label=label)
+
+
+def describe_before_cut(
+    model: nn.Module, assignment: GroupAssignment, settings: Config, mesh: ProcessGroupMesh
+) -> ModelSize | None:
+    """Returns the description of a whole model before it is cut into pipeline stages, as an uncut one has it.
+
+    Enters an all-reduce of a number and an all-gather of names over the pipe axis, where a `PipelineModule` has several
+    stages: each rank knows of its own layers alone which are trained.
+
+    Args:
+        model: model of the script, or this rank's stage of a `PipelineModule`.
+        assignment: optimizer groups of its parameters.
+        settings: the config.
+        mesh: ranks in their stages.
+
+    Returns:
+        the description, on the first rank; None on others, and where the model is not cut.
+    """
+    is_list = isinstance(model, PipelineModule)
+    if not is_list and settings.pipeline.stages == "auto":
+        return None
+    mark_left_out(model, assignment.group_of)
+    whole = model
+    if is_list and mesh.spec.stages > 1:
+        mine = json.dumps([name for name, param in model.named_parameters() if is_trained(param)])
+        texts = gather_texts(mine, mesh.pipe, device=mesh.device, label="names of trained parameters")
+        if not mesh.is_first:
+            return None
+        trained: set[str] = set().union(*map(json.loads, texts))
+        whole = model.whole_on_meta()
+        for name, param in whole.named_parameters():
+            param.requires_grad_(name in trained)
+    if not mesh.is_first:
+        return None
+    leaves = settings.zero_optimization.leaf_module
+    mark_leaves(
+        whole, classes=leaves.classes, names=leaves.names, name_suffixes=leaves.name_suffixes, say=_told_when_sharded
+    )
+    compute = policy_of(settings).compute
+    kept = find_fp32_modules(whole, settings.data_types.keep_in_fp32_modules, compute=compute).tensors
+    units = trained_units(whole, settings, compute=compute, kept=kept)
+    return describe(whole, units, label=type(model).__name__)
 
 
 def describe_units(model: nn.Module, units: Sequence[ParamUnit]) -> ModelSize:
@@ -60,12 +116,11 @@ def hidden_size(model: nn.Module, units: Sequence[ParamUnit]) -> int | None:
     return None if shape is None else shape.hidden
 
 
-def start_record(model: nn.Module, units: Sequence[ParamUnit], *, world_size: int, stage: int) -> dict[str, Any]:
+def start_record(size: ModelSize, *, world_size: int, stage: int) -> dict[str, Any]:
     """Returns the fields of a run's first record: by them `dsrun plan train.py` knows the script's model next time.
 
     Args:
-        model: the engine's module.
-        units: its trained parameters.
+        size: the model, with all pipeline stages.
         world_size: ranks of the job.
         stage: ZeRO stage.
     """
@@ -74,8 +129,12 @@ def start_record(model: nn.Module, units: Sequence[ParamUnit], *, world_size: in
         "arguments": digest_of(sys.argv[1:]),
         "world_size": world_size,
         "stage": stage,
-        "model": describe_units(model, units).to_json(),
+        "model": size.to_json(),
     }
+
+
+def _told_when_sharded(text: str) -> None:
+    """What a config names and the model does not have is told where the model is sharded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,13 @@ def mesh_of(request: Request, settings: Config, job: Job) -> ProcessGroupMesh:
     if updates:
         check_trainable(request.model, trains_none=request.trains_none)
     device = choose_device(present_backend(), job.info)
-    mesh = make_mesh(axes_of(settings, job.info.world_size), job.info, device=device, observer=job.waits)
+    mesh = make_mesh(
+        axes_of(settings, job.info.world_size),
+        job.info,
+        device=device,
+        observer=job.waits,
+        stage_observer=job.waits.between_stages(),
+    )
     check_same_everywhere(request.model, settings, request.assignment, request.training_data, mesh, updates=updates)
     if updates:
         separate_reductions(mesh)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from torch import nn
-
 from dsrun.contract.environment import RUN_DIR_ENV, RankInfo
 from dsrun.contract.job_paths import JobPaths
+from dsrun.estimate.model.units import ModelSize
 from dsrun.units import format_bytes, format_count
 
 from ...mesh.agree.same import largest
@@ -42,7 +41,7 @@ def is_recorded_for_all(mesh: ProcessGroupMesh) -> bool:
 
 
 def open_run(
-    model: nn.Module,
+    size: ModelSize,
     units: Sequence[ParamUnit],
     mesh: ProcessGroupMesh,
     records: RecordWriter,
@@ -52,11 +51,11 @@ def open_run(
     state_bytes: int,
     auto_sizes: str | None,
 ) -> None:
-    """Records and prints, on the first rank, what begins.
+    """Records and prints what begins; the first rank calls.
 
     Args:
-        model: the engine's module.
-        units: its trained parameters.
+        size: the model, with all pipeline stages.
+        units: trained parameters of this rank's stage.
         mesh: the ranks.
         records: writer of the run's records, which gets the first one.
         precision: dtypes of the engine; the dtype of parameters is printed.
@@ -64,12 +63,7 @@ def open_run(
         state_bytes: model state of a rank, as predicted.
         auto_sizes: text on what became of the sizes that were `"auto"`; None where no size was.
     """
-    if mesh.info.rank != 0:
-        return
-    record = start_record(model, units, world_size=mesh.info.world_size, stage=stage)
-    if mesh.spec.stages > 1:
-        del record["model"]  # a stage's: who plans by it would take it for the whole
-    records.write("start", record)
+    records.write("start", start_record(size, world_size=mesh.info.world_size, stage=stage))
     print(_describe(units, mesh, precision, stage=stage, state_bytes=state_bytes), flush=True)
     if auto_sizes is not None:
         print(f"dsrun: {auto_sizes}", flush=True)

@@ -275,7 +275,7 @@ def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: f
 
 def _cpu_collectives(
     groups: Mapping[tuple[str, ...], dist.ProcessGroup],
-    observer: WaitObserver | None,
+    observer_of: Callable[[tuple[str, ...]], WaitObserver | None],
     where: Where,
     *,
     make_reductions: Callable[[tuple[str, ...]], dist.ProcessGroup],
@@ -287,7 +287,7 @@ def _cpu_collectives(
 
     Args:
         groups: this rank's group of each view.
-        observer: observer that is told of this rank's waits; None for no observer.
+        observer_of: function that returns the observer of this rank's waits in a view; None for no observer.
         where: the step this rank is in.
         make_reductions: function that makes another group of this rank's peers in a view.
         make_inside: function that makes a group of some ranks, which all call it.
@@ -295,6 +295,7 @@ def _cpu_collectives(
     bound: dict[tuple[str, ...], C10dCollectives] = {}
     for view, group in groups.items():
         # All peers of a view get the same. Those of another view may get something else: no rank waits for them.
+        observer = observer_of(view)
         bound[view] = _over_shared_memory(group, observer, where, make_inside) or GlooCollectives(
             group, observer, reductions=make_reductions(view), where=where, device=torch.device("cpu")
         )
@@ -411,6 +412,7 @@ def make_mesh(
     *,
     device: torch.device,
     observer: WaitObserver | None = None,
+    stage_observer: WaitObserver | None = None,
     groups_of_one: bool = False,
 ) -> ProcessGroupMesh:
     """Makes the groups of this rank's peers, one for each view of the grid; every rank of the job must call.
@@ -423,6 +425,7 @@ def make_mesh(
         info: this process's place in the job.
         device: device of this rank's tensors.
         observer: observer that is told of this rank's waits in collectives; None for no observer.
+        stage_observer: observer that is told of those for ranks of other pipeline stages; None: `observer`.
         groups_of_one: a rank without peers moves its tensors through a group all the same, which is slower and shows
             what the library does.
 
@@ -435,6 +438,11 @@ def make_mesh(
     use = _use_of(world, info, backend, device)
     keys = use.meshes[where] = list[GroupKey]()
     is_served = serves(backends_of(world), backend)
+    pipe = spec.wide(spec.role_axes("pipe"))
+    between_stages = observer if stage_observer is None else stage_observer
+
+    def observer_of(view: tuple[str, ...]) -> WaitObserver | None:
+        return between_stages if set(pipe) & set(view) else observer
 
     def take(view: tuple[str, ...], purpose: Purpose) -> dist.ProcessGroup:
         keys.append(GroupKey(backend, purpose, spec.peers(info.rank, view)))
@@ -451,25 +459,27 @@ def make_mesh(
             groups[view] = world if is_world and is_served else take(view, "all")
     bound: dict[tuple[str, ...], C10dCollectives]
     if backend == "nccl":
-        bound = {view: C10dCollectives(group, observer, where=where, device=device) for view, group in groups.items()}
+        bound = {
+            view: C10dCollectives(group, observer_of(view), where=where, device=device)
+            for view, group in groups.items()
+        }
     else:
         bound = _cpu_collectives(
             groups,
-            observer,
+            observer_of,
             where,
             make_reductions=lambda view: take(view, "reductions"),
             make_inside=take_inside,
         )
     atexit.register(_leave_at_exit, [weakref.ref(axis) for axis in bound.values()], weakref.ref(where), os.getpid())
     views = {view: bound[view] if view in bound else AloneCollectives() for view in spec.views()}
-    pipe = spec.wide(spec.role_axes("pipe"))
 
     def make_group_of_links(purpose: LinkPurpose) -> dist.ProcessGroup:
         keys.append(GroupKey("gloo" if purpose == "heads" else backend, purpose, spec.peers(info.rank, pipe)))
         return use.groups.take(keys[-1], spec.groups(pipe))
 
     links = make_links(
-        groups[pipe] if pipe else None, observer, where=where, device=device, make_group=make_group_of_links
+        groups[pipe] if pipe else None, between_stages, where=where, device=device, make_group=make_group_of_links
     )
     atexit.register(_close_at_exit, weakref.ref(links), os.getpid())
 
@@ -484,8 +494,9 @@ def make_mesh(
                 hint="untie the parameter, use 2 stages, or start with `--backend gloo`",
             )
         group = take_inside(ranks)
-        made: C10dCollectives = _over_shared_memory(group, observer, where, take_inside) or GlooCollectives(
-            group, observer, reductions=group, where=where, device=torch.device("cpu")
+        # Of ranks of several stages: those of one have a view.
+        made: C10dCollectives = _over_shared_memory(group, between_stages, where, take_inside) or GlooCollectives(
+            group, between_stages, reductions=group, where=where, device=torch.device("cpu")
         )
         atexit.register(_leave_at_exit, [weakref.ref(made)], weakref.ref(where), os.getpid())
         return made

@@ -17,9 +17,10 @@ from torch import nn
 
 from dsrun.errors import ModelError
 
+from ...generators import host_kept
 from ...stacks import AbsentBlock
 from .grid import PipelineParallelGrid
-from .layer_list.build import LayerWeight, Seeds, label_of, weigh, with_forward
+from .layer_list.build import LayerWeight, Seeds, hollow, label_of, weigh, with_forward
 from .layer_list.chunks import LayerStages
 from .layer_list.cut import bounds_of, check_layers, check_shared, checked_topology, ranks_of_chunks
 from .layer_list.run import PlacedLayer, Recompute, has_own_params, recomputed, run_layers
@@ -158,6 +159,7 @@ class PipelineModule(nn.Sequential):
         self._tied: list[TiedParameter] = []
         self._build(specs)
         self._weights.clear()
+        self._looks = hollow(specs) if self.num_stages > 1 else []
 
     # What DeepSpeed's class has.
 
@@ -277,6 +279,18 @@ class PipelineModule(nn.Sequential):
     def partition(self) -> Partition:
         """Returns which layers each chunk has, and what they cost."""
         return self._partition
+
+    def whole_on_meta(self) -> PipelineModule:
+        """Returns the list with all its layers in one stage, on the meta device: names, classes and shapes alone.
+
+        Layers that were given as modules are as they were when the list was made.
+        """
+        assert self.num_stages > 1, "a rank of one stage has all layers"
+        with host_kept(), torch.device("meta"):
+            whole = PipelineModule(self._looks, num_stages=1, job=JobRank(0, 1), partition_method="uniform")
+        if hasattr(self, "config"):
+            whole.config = self.config
+        return whole
 
     def run_chunk(self, chunk: int, value: Any) -> Any:
         """Returns what a chunk of this rank makes of its input.

@@ -10,6 +10,10 @@ being written. A rank that is stopped in the middle of a beat leaves the newest 
 rank has beaten while it read. Behind the two beats stands what each of them says of the longest wait: ranks of an older
 dsrun leave it empty, and an agent of an older one does not look there. The last bytes of a slot say how far the rank's
 start is, which is no beat: a rank that says nothing else is judged as one that never has beaten.
+
+[Note: stages behind the slots] Slots are full. Behind the last one stands what each rank says of its pipeline stage,
+and at the end of the table a mark that says so. An older dsrun's table ends with a `StartState` there, which is never
+the mark: nothing is written behind it. An older rank leaves its place empty.
 """
 
 from __future__ import annotations
@@ -34,6 +38,10 @@ _COUNT = struct.Struct("@Q")
 _BEAT = struct.Struct("<qddQ48s112s")
 # seconds a step of the longest wait, seconds a step, the collective that was waited in.
 _LONGEST = struct.Struct("<ff48s")
+# stage, stages, share of a step that ranks wait under the schedule, seconds a step waited for other stages.
+_STAGE = struct.Struct("<HHff4x")
+#: Ends a table that has places for stages, see [Note: stages behind the slots].
+_HAS_STAGES = _COUNT.pack(0x5345474154530001)
 _NO_STEP = -1
 #: Where in a slot its `StartState` stands.
 _START_PLACE = SLOT_BYTES - _COUNT.size
@@ -65,6 +73,10 @@ class Beat:
         longest_wait: the one it has waited in longest in its last steps; empty where it has in none, or does not say.
         longest_wait_s: seconds a step that it has waited there.
         step_s: seconds that such a step took, all together.
+        stage: number of its pipeline stage.
+        stages: number of pipeline stages; 0 where it says nothing of stages.
+        schedule_wait: share of a step that the schedule has ranks wait if all chunks take the same time.
+        stage_wait_s: seconds a step that it has waited for ranks of other stages in its last steps.
     """
 
     beats: int
@@ -77,6 +89,10 @@ class Beat:
     longest_wait: str = ""
     longest_wait_s: float = 0.0
     step_s: float = 0.0
+    stage: int = 0
+    stages: int = 0
+    schedule_wait: float = 0.0
+    stage_wait_s: float = 0.0
 
 
 class HeartbeatTable:
@@ -88,8 +104,10 @@ class HeartbeatTable:
 
     def __init__(self, slots: int) -> None:
         self.descriptor = make_private_memory("dsrun-heartbeats")
-        os.ftruncate(self.descriptor, max(1, slots) * SLOT_BYTES)
+        self._slots = max(1, slots)
+        os.ftruncate(self.descriptor, _stage_place(self._slots, self._slots) + len(_HAS_STAGES))
         self._memory = mmap.mmap(self.descriptor, 0)
+        self._memory[-len(_HAS_STAGES) :] = _HAS_STAGES
 
     @property
     def path(self) -> str:
@@ -108,6 +126,7 @@ class HeartbeatTable:
             return None
         step, time_s, waited_s, collectives, phase, collective = values
         longest_wait_s, step_s, longest_wait = longest
+        stage, stages, schedule_wait, stage_wait_s = _STAGE.unpack_from(memory, _stage_place(self._slots, slot))
         return Beat(
             beats=beats,
             step=None if step == _NO_STEP else step,
@@ -119,6 +138,10 @@ class HeartbeatTable:
             longest_wait=_text(longest_wait),
             longest_wait_s=longest_wait_s,
             step_s=step_s,
+            stage=stage,
+            stages=stages,
+            schedule_wait=schedule_wait,
+            stage_wait_s=stage_wait_s,
         )
 
     def _read_beat(self, offset: int, beats: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -152,9 +175,12 @@ class HeartbeatWriter:
 
     def __init__(self, path: str | None, slot: int = 0) -> None:
         self._memory: mmap.mmap | bytearray = bytearray(SLOT_BYTES) if path is None else _map(path)
-        self._offset = 0 if path is None else slot * SLOT_BYTES
-        if self._offset + SLOT_BYTES > len(self._memory):
+        slots, has_stages = _slots_in(self._memory)
+        place = 0 if path is None else slot
+        if place >= slots:
             raise ValueError(f"heartbeat table {path}: no slot {slot} in {len(self._memory)} bytes")
+        self._offset = place * SLOT_BYTES
+        self._stage_place = _stage_place(slots, place) if has_stages else None
         self._beats = 0
         self._step = _NO_STEP
         self._waited_s = 0.0
@@ -162,6 +188,7 @@ class HeartbeatWriter:
         self._phase = b""
         self._collective = b""
         self._longest = bytes(_LONGEST.size)
+        self._stage = (0, 0, 0.0)
 
     def beat(self, step: int | None = None, phase: str | None = None) -> None:
         """Says that this rank goes on.
@@ -202,6 +229,23 @@ class HeartbeatWriter:
             step_s: seconds that a step took.
         """
         self._longest = _LONGEST.pack(waited_s, step_s, _bytes(collective, 48))
+
+    def tell_stage(self, stage: int, stages: int, *, schedule_wait: float) -> None:
+        """Says which pipeline stage this rank has; no beat.
+
+        Args:
+            stage: number of the stage.
+            stages: number of stages.
+            schedule_wait: share of a step that the schedule has ranks wait if all chunks take the same time.
+        """
+        self._stage = (stage, stages, schedule_wait)
+        self.tell_stage_wait(0.0)
+
+    def tell_stage_wait(self, waited_s: float) -> None:
+        """Says how many seconds a step this rank has waited for ranks of other stages of late; no beat."""
+        if self._stage_place is not None:
+            said = _STAGE.pack(*self._stage, waited_s)
+            self._memory[self._stage_place : self._stage_place + len(said)] = said
 
     def _write(self) -> None:
         self._beats += 1
@@ -262,6 +306,18 @@ def _place(beats: int) -> int:
 def _longest_place(beats: int) -> int:
     """Returns where in its slot the longest wait that beat number `beats` tells lies, in bytes."""
     return _COUNT.size + 2 * _BEAT.size + beats % 2 * _LONGEST.size
+
+
+def _slots_in(memory: mmap.mmap | bytearray) -> tuple[int, bool]:
+    """Returns the number of slots of a table, and whether it has places for stages behind them."""
+    if memory[-len(_HAS_STAGES) :] != _HAS_STAGES:
+        return len(memory) // SLOT_BYTES, False
+    return (len(memory) - len(_HAS_STAGES)) // (SLOT_BYTES + _STAGE.size), True
+
+
+def _stage_place(slots: int, slot: int) -> int:
+    """Returns where what a rank says of its stage lies in a table of so many slots, in bytes."""
+    return slots * SLOT_BYTES + slot * _STAGE.size
 
 
 def _map(path: str) -> mmap.mmap:

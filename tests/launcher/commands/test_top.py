@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.commands.top import RankUse, row
+from dsrun.launcher.commands.top import RankUse, heading, row, table_of
+from dsrun.launcher.jobs.listing import read_job
 from dsrun.launcher.jobs.live_status import LiveRank, LiveStatus
 from dsrun.launcher.jobs.lock import JobLock
 from dsrun.launcher.machine.gpus.usage import GpuUse
@@ -47,6 +48,23 @@ def test_a_rank_shows_where_it_waits_longest_and_the_share_of_a_step() -> None:
     assert row(RankUse(live=waits, gpu=None))[-1] == "17% reduce_scatter of unit 3"
 
 
+def test_of_a_pipeline_ranks_show_their_stage_and_bubble_and_the_heading_what_the_schedule_says(tmp_path: Path) -> None:
+    stages = [
+        replace(LIVE, stage=number, stages=2, schedule_wait=0.1111, stage_wait_s=0.0625, step_s=0.5 * number)
+        for number in range(2)
+    ]
+    names, *rows = table_of([RankUse(live=one, gpu=None) for one in [*stages, LIVE]])
+    assert names[-4:] == ("IDLE", "STAGE", "BUBBLE", "WAITS MOST IN")
+    # The first one has not told how long a step takes, the last one nothing of stages.
+    assert [cells[-3:] for cells in rows] == [("0/2", "-", "-"), ("1/2", "12%", "-"), ("-", "-", "-")]
+    assert {len(cells) for cells in rows} == {len(names)}
+    job = read_job(leave_job(tmp_path, "a"))
+    assert job is not None
+    assert heading(job, [RankUse(live=one, gpu=None) for one in stages]) == (
+        "job a: crashed, dsrun -n 2 train.py; 2 stages, whose schedule has ranks wait 11% of a step"
+    )
+
+
 def test_top_of_what_is_no_terminal_prints_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert invoke("top").stderr == "dsrun: no job runs\n"
@@ -75,4 +93,6 @@ def test_top_of_what_is_no_terminal_prints_once(tmp_path: Path, monkeypatch: pyt
     )
     value = json.loads(invoke("top", "last", "--json").stdout)
     assert [(job["id"], [rank["pid"] for rank in job["ranks"]]) for job in value["jobs"]] == [("a", [42])]
+    (told,) = value["jobs"][0]["ranks"]
+    assert [told[name] for name in ("stage", "stages", "schedule_wait", "stage_wait_s")] == [0, 0, 0.0, 0.0]
     lock.release()

@@ -26,6 +26,10 @@ def pulse(rank: int, step: int | None = None) -> RankStatus:
         longest_wait="reduce_scatter of unit 3",
         longest_wait_s=0.1,
         step_s=0.5,
+        stage=1,
+        stages=2,
+        schedule_wait=0.1111,
+        stage_wait_s=0.125,
     )
 
 
@@ -58,6 +62,10 @@ def test_every_field_comes_back(tmp_path: Path) -> None:
         longest_wait="reduce_scatter of unit 3",
         longest_wait_s=0.1,
         step_s=0.5,
+        stage=1,
+        stages=2,
+        schedule_wait=0.1111,
+        stage_wait_s=0.125,
     )
     assert JobPaths(tmp_path).live.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["live.json"]

@@ -18,6 +18,7 @@ from dsrun.runtime.mesh.c10d import GlooCollectives
 from dsrun.runtime.mesh.collectives import WaitKind
 from dsrun.runtime.mesh.join.groups import join, make_mesh
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
+from dsrun.runtime.mesh.point_to_point.links import Lane
 from dsrun.runtime.mesh.wait_times import MOST_UNREAD, Waited, WaitTimes, waited_since
 from support.late_collectives import LateWorld
 from support.ranks import run_ranks
@@ -32,6 +33,7 @@ class Recorder:
         self.waited_s = 0.0
         self.entered: list[str] = []
         self.longest: list[tuple[str, float, float]] = []
+        self.stage_waits: list[float] = []
 
     def enter(self, collective: str) -> None:
         self.entered.append(collective)
@@ -41,6 +43,26 @@ class Recorder:
 
     def tell_longest_wait(self, collective: str, waited_s: float, step_s: float) -> None:
         self.longest.append((collective, waited_s, step_s))
+
+    def tell_stage_wait(self, waited_s: float) -> None:
+        self.stage_waits.append(waited_s)
+
+
+class NamesOnly:
+    """An observer that remembers what was waited in.
+
+    Args:
+        names: list that gets the names.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    def enter(self, collective: str, kind: WaitKind) -> None:
+        self._names.append(collective)
+
+    def leave(self, waited_s: float) -> None:
+        pass
 
 
 class Stream:
@@ -222,6 +244,55 @@ def test_the_heartbeat_is_told_now_and_then_what_was_waited_in_longest_lately() 
     assert told.longest[1:] == [("gather", pytest.approx(4.0), pytest.approx(10.0))]
     step(10.0)
     assert told.longest[2:] == [("", 0.0, pytest.approx(10.0))]
+
+
+def test_waits_for_ranks_of_other_stages_are_told_together_on_threads_and_streams() -> None:
+    told, stream, now_s = Recorder(), Stream(), [0.0]
+    waits = WaitTimes(told, make_event=stream.event, is_capturing=lambda: False, clock=lambda: now_s[0])
+    between = waits.between_stages()
+
+    def step(seconds: float) -> None:
+        now_s[0] += seconds
+        waits.enter("reduce_scatter of unit 1", WaitKind.THREAD)
+        waits.leave(0.5)
+        between.enter("receive of activations for chunk 1 from rank 0", WaitKind.THREAD)
+        between.leave(0.25)
+        wait(waits, stream, "all_gather of unit 1", 0.5)
+        between.enter("all_reduce of gradient norm", WaitKind.STREAM)
+        stream.enqueued_s += 0.125
+        between.leave(0.0)
+        stream.finish()
+        read(waits)
+        waits.end_step()
+
+    for _ in range(3):
+        step(1.5)
+    # The second step ends before there is something to tell, and counts with the third.
+    assert told.stage_waits == [pytest.approx(0.375)]
+    assert waits.snapshot()["receive of activations for chunk 1 from rank 0"] == Waited(3, 0.75)
+
+
+def names_by_observer() -> list[str]:
+    told: dict[str, list[str]] = {"any": [], "stages": []}
+    any_one, stages = (NamesOnly(names) for names in told.values())
+    info = RankInfo.from_env()
+    join(info, backend="gloo", device=CPU, timeout_s=30)
+    mesh = make_mesh(divide(4, {"pipe": 2}), info, device=CPU, observer=any_one, stage_observer=stages)
+    for collectives, label in ((mesh.world, "world"), (mesh.pipe, "pipe"), (mesh.batch, "batch")):
+        collectives.broadcast(torch.zeros(1), source=0, label=label).wait()
+    if mesh.pipe.rank == 0:
+        mesh.links.send([torch.zeros(1)], to=1, lane=Lane.ACTIVATIONS, label="values")
+    else:
+        mesh.links.receive(source=0, lane=Lane.ACTIVATIONS, label="values").wait()
+    mesh.world.broadcast(torch.zeros(1), source=0, label="end").wait()
+    return [f"{name}: {one}" for name, names in told.items() for one in names]
+
+
+def test_collectives_over_stages_and_messages_are_observed_apart_from_those_of_one_stage() -> None:
+    for rank, found in enumerate(run_ranks(4, names_by_observer)):
+        received = [f"stages: receive of values from rank {rank - 2}"] if rank >= 2 else []
+        collectives = ["any: broadcast from 0 of batch", "stages: broadcast from 0 of world"]
+        assert found == [*collectives, "stages: broadcast from 0 of pipe", *received, "stages: broadcast from 0 of end"]
 
 
 def test_the_rank_that_the_others_wait_for_waits_least_itself() -> None:

@@ -98,6 +98,25 @@ def test_a_record_says_of_each_collective_how_long_ranks_waited_and_who_least_an
     assert second.total.least_s == pytest.approx(0.004)
 
 
+def test_messages_of_other_stages_are_one_row_though_ranks_have_other_names_for_them(tmp_path: Path) -> None:
+    def body(axis: LoopbackCollectives) -> None:
+        waits = WaitTimes(HeartbeatWriter(None))
+        report = WaitReport(waits, axis, RecordWriter(tmp_path / "records"), device=CPU, is_recorded=True)
+        for number in range(STEPS_PER_RECORD + 1):
+            for name in ("activations", "gradients"):
+                waits.enter(f"receive of {name} for chunk {axis.rank} from rank {1 - axis.rank}", WaitKind.THREAD)
+                waits.leave(0.25 * (axis.rank + 1))
+            report.end_step(number)
+
+    LoopbackWorld(2).run(body)
+    (record,) = records(tmp_path / "records")[:1]
+    (messages,) = (each for each in record.labels if each.label.startswith("receive"))
+    assert (messages.label, messages.waits) == ("receive from other stages", 2)
+    assert (messages.least_s, messages.most_s, messages.most_rank) == pytest.approx((0.5, 1.0, 1))
+    assert [each.label for each in record.kinds if each.label == "receive"] == ["receive"]
+    assert "other" not in [each.label for each in record.labels]
+
+
 def test_the_first_step_is_not_in_a_record(tmp_path: Path) -> None:
     def body(axis: LoopbackCollectives) -> None:
         waits = WaitTimes(HeartbeatWriter(None))

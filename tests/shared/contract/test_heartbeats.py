@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -108,6 +109,37 @@ def test_what_an_older_dsrun_beats_is_read_without_a_longest_wait(table: Heartbe
     assert (beat.step, beat.phase, beat.longest_wait) == (7, "forward", "")
 
 
+def test_a_rank_says_its_stage_and_what_it_waits_for_others_of_them(table: HeartbeatTable) -> None:
+    writers = [HeartbeatWriter(table.path, slot) for slot in range(3)]
+    for writer in writers:
+        writer.beat(step=1)
+    silent = table.read(2)
+    assert silent is not None
+    assert (silent.stage, silent.stages, silent.schedule_wait, silent.stage_wait_s) == (0, 0, 0.0, 0.0)
+    for stage, writer in enumerate(writers[:2]):
+        writer.tell_stage(stage, 2, schedule_wait=0.125)
+        writer.tell_stage_wait(0.25 * stage)
+    said = [table.read(slot) for slot in range(3)]
+    assert [(one.stage, one.stages, one.schedule_wait, one.stage_wait_s) for one in said if one is not None] == [
+        (0, 2, 0.125, 0.0),
+        (1, 2, 0.125, 0.25),
+        (0, 0, 0.0, 0.0),
+    ]
+    assert [one.beats for one in said if one is not None] == [1, 1, 1]  # no beats of their own
+
+
+def test_a_table_of_an_older_dsrun_takes_beats_and_no_stages(table: HeartbeatTable) -> None:
+    os.ftruncate(table.descriptor, 3 * SLOT_BYTES)  # ends with the last slot, as that version's does
+    writer = HeartbeatWriter(table.path, 2)
+    writer.tell_start(StartState.IMPORTS_TORCH)
+    before = Path(table.path).read_bytes()
+    writer.tell_stage(1, 2, schedule_wait=0.125)
+    writer.tell_stage_wait(0.25)
+    assert Path(table.path).read_bytes() == before
+    writer.beat(step=7)
+    assert Path(table.path).read_bytes()[2 * SLOT_BYTES] == 1  # its first beat
+
+
 def test_long_words_are_cut_and_stay_readable(table: HeartbeatTable) -> None:
     writer = HeartbeatWriter(table.path, 2)
     writer.beat(phase="p" * 47 + "ä")  # the cut goes through the letter
@@ -119,7 +151,7 @@ def test_long_words_are_cut_and_stay_readable(table: HeartbeatTable) -> None:
 
 
 def test_a_slot_outside_of_the_table_is_refused(table: HeartbeatTable) -> None:
-    with pytest.raises(ValueError, match="no slot 3 in 1536 bytes"):
+    with pytest.raises(ValueError, match="no slot 3 in 1592 bytes"):
         HeartbeatWriter(table.path, 3)
 
 
@@ -235,4 +267,4 @@ def test_a_beat_costs_microseconds(table: HeartbeatTable) -> None:
 
 
 def test_the_table_is_as_large_as_its_slots(table: HeartbeatTable) -> None:
-    assert os.fstat(table.descriptor).st_size == 3 * SLOT_BYTES
+    assert os.fstat(table.descriptor).st_size == 3 * (SLOT_BYTES + 16) + 8

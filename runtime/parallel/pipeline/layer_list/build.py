@@ -8,7 +8,7 @@ were.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from dsrun.errors import DsrunError, ModelError
 from ....generators import host_kept, seed_host
 from ....stacks import AbsentBlock
 from ..layers import LayerSpec
+from ..plain_model.stand_ins import twin_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,30 @@ def _on_meta(spec: LayerSpec, index: int) -> nn.Module:
             f"ranks that do not have it: {type(error).__name__}: {error}",
             hint="let its class make tensors only, and read their values after it is built",
         ) from error
+
+
+def hollow(layers: Sequence[Any]) -> list[Any]:
+    """Returns layers of which modules have their parameters on the meta device; those they share, they still share.
+
+    Args:
+        layers: modules, `LayerSpec`s and functions.
+    """
+    twins: dict[int, nn.Module] = {}
+    params: dict[int, nn.Parameter] = {}
+
+    def on_meta(param: nn.Parameter | None) -> nn.Parameter | None:
+        if param is None:
+            return None
+        if id(param) not in params:
+            values = torch.empty_like(param, device="meta")
+            params[id(param)] = nn.Parameter(values, requires_grad=param.requires_grad)
+        return params[id(param)]
+
+    made = [twin_of(one, with_tensors=False, known=twins) if isinstance(one, nn.Module) else one for one in layers]
+    for part in (part for one in layers if isinstance(one, nn.Module) for part in one.modules()):
+        own = part._parameters  # pyright: ignore[reportPrivateUsage]
+        twins[id(part)]._parameters.update((name, on_meta(param)) for name, param in own.items())  # pyright: ignore[reportPrivateUsage]
+    return made
 
 
 def with_forward(module: nn.Module, function: Callable[[Any, Any], Any]) -> None:

@@ -62,6 +62,8 @@ def test_a_rank_is_heard_through_the_slot_of_its_place_on_the_host(table: Heartb
     writer = HeartbeatWriter(f"/proc/{os.getpid()}/fd/{table.descriptor}", 1)
     writer.beat(step=4, phase="forward")
     writer.tell_longest_wait("reduce_scatter of unit 3", 0.25, 0.5)
+    writer.tell_stage(1, 2, schedule_wait=0.11111)
+    writer.tell_stage_wait(0.125)
     writer.enter("all_gather of unit 12")
     beat = table.read(1)
     assert beat is not None
@@ -73,6 +75,8 @@ def test_a_rank_is_heard_through_the_slot_of_its_place_on_the_host(table: Heartb
     assert (heard.phase, heard.collective) == ("forward", "all_gather of unit 12")
     assert (silent.longest_wait, silent.longest_wait_s, silent.step_s) == ("", 0.0, 0.0)
     assert (heard.longest_wait, heard.longest_wait_s, heard.step_s) == ("reduce_scatter of unit 3", 0.25, 0.5)
+    assert (silent.stage, silent.stages, silent.schedule_wait, silent.stage_wait_s) == (0, 0, 0.0, 0.0)
+    assert (heard.stage, heard.stages, heard.schedule_wait, heard.stage_wait_s) == (1, 2, 0.1111, 0.125)
 
 
 @pytest.mark.parametrize(
