@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from dsrun.errors import InputError, Problem, UsageError
+from dsrun.errors import ConfigError, InputError, Problem, UsageError
 
 from ..hosts.hostfile import MAX_SLOTS
 from ..jobs.folder import jobs_folder
@@ -31,6 +31,8 @@ _NO_CONFIG: dict[str, Any] = {
     "bf16": {"enabled": True},
     "zero_optimization": {"stage": 3},
 }
+#: Where the config leaves the number of stages to a script that has not run.
+_WRITE_STAGES = "write the number of stages that the script's PipelineModule has, if it has one"
 
 
 @click.command("plan")
@@ -191,16 +193,28 @@ def _settings(
     micro: int | None,
     recompute: Literal["none", "blocks"] | None,
 ) -> RunSettings:
+    from dataclasses import replace
+
     from dsrun.config.buckets import resolve_buckets
+    from dsrun.config.config import OPEN_STAGES, has_open_stages
     from dsrun.estimate.run.settings import read_settings
 
     longest = None
     if size.architecture is not None:
         config = resolve_buckets(config, size.architecture.hidden)
         longest = size.architecture.max_positions
-    return read_settings(
-        config, ranks=machine.ranks, sequence=seq, micro_batch=micro, recompute=recompute, longest=longest
-    )
+    is_open = has_open_stages(config)
+    try:
+        settings = read_settings(
+            config, ranks=machine.ranks, sequence=seq, micro_batch=micro, recompute=recompute, longest=longest
+        )
+    except ConfigError as error:
+        if not is_open:
+            raise
+        assumed = Problem(f"{config.source}: {OPEN_STAGES}", _WRITE_STAGES)
+        raise ConfigError.of([*error.problems, assumed]) from error
+    notes = (f"{OPEN_STAGES}; {_WRITE_STAGES}",) if is_open else ()
+    return replace(settings, notes=(*settings.notes, *notes))
 
 
 def _fastest_stage(size: ModelSize, settings: RunSettings, machine: Machine) -> RunSettings:

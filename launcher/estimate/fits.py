@@ -65,13 +65,14 @@ def refuse_misfit(model: ModelSize, config: str, machine: Machine, *, most_ranks
     Raises:
         UsageError: it cannot fit; the hint has the three nearest settings that do.
     """
+    from dsrun.config.config import has_open_stages
     from dsrun.config.load import load
     from dsrun.estimate.prediction import predict
     from dsrun.estimate.run.settings import read_settings
     from dsrun.estimate.search import nearest
 
     loaded = load(config)
-    if loaded.pipeline.stages == "auto" and "pipeline.stages" in loaded.provenance:
+    if has_open_stages(loaded):
         return  # the script's model says how many ranks share it out
     settings = read_settings(loaded, ranks=machine.ranks)
     state = predict(model, settings, machine).state.total

@@ -15,6 +15,9 @@ from dsrun.config.provenance import Kind, Provenance
 from dsrun.config.sections.training import Training
 from dsrun.config.text.tree import Position
 
+#: What is assumed of a script's model that nobody has seen.
+OPEN_STAGES = '`pipeline.stages` "auto" counted as 1'
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -106,9 +109,14 @@ class Config(Training):
             self.train_micro_batch_size_per_gpu,
             self.gradient_accumulation_steps,
             data_parallel_size=mesh.role_size("batch"),
-            derivation=division_text(mesh),
+            derivation=division_text(mesh) + (f", {OPEN_STAGES}" if has_open_stages(self) else ""),
             place=f"{self.batch_place()}: ",
         )
+
+
+def has_open_stages(config: Config) -> bool:
+    """Whether a config speaks of a pipeline and leaves the number of its stages to the script's model."""
+    return config.pipeline.stages == "auto" and any(path.startswith("pipeline.") for path in config.provenance)
 
 
 def is_left_to_script(config: Config) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from dsrun.config.axes import misfit, wide_keys
 from dsrun.config.batch import MICRO_KEY, STEPS_KEY, TRAIN_KEY
 from dsrun.config.build import Build, build_section, is_comment
-from dsrun.config.config import Config, Facts, is_left_to_script
+from dsrun.config.config import Config, Facts, has_open_stages, is_left_to_script
 from dsrun.config.findings import Code, Finding, Report, Severity, errors_of
 from dsrun.config.legacy import translate
 from dsrun.config.programs import fold_idle_keys, rewrite_program_forms
@@ -251,11 +251,6 @@ def _check_division(config: Config, world_size: int, refused: Sequence[str], rep
     return False
 
 
-def _has_open_stages(config: Config) -> bool:
-    """Whether a number of stages that divides the ranks is written as left to the script's model."""
-    return config.pipeline.stages == "auto" and _STAGES in config.provenance
-
-
 def _check_batch(config: Config, world_size: int | None, report: Report) -> Config:
     if report.broken_keys.intersection((TRAIN_KEY, MICRO_KEY, STEPS_KEY)):
         return config
@@ -266,12 +261,17 @@ def _check_batch(config: Config, world_size: int | None, report: Report) -> Conf
             report.warning(Code.BATCH, "", message, config.batch_place())
         return config
     try:
-        return config.with_world_size(world_size)
+        solved = config.with_world_size(world_size)
+        if has_open_stages(config):
+            message = f"`{_STAGES}` is left to the script: counted as 1, which is so unless it has a PipelineModule"
+            place = config.provenance[_STAGES].position or Position(config.source)
+            report.note(Code.BATCH, _STAGES, message, place)
+        return solved
     except ConfigError as error:
         at = config.batch_place()
         for problem in error.problems:
             message = problem.message.removeprefix(f"{at}: ")
-            if left_to_script or _has_open_stages(config):
+            if left_to_script or has_open_stages(config):
                 report.warning(Code.BATCH, "", f'{message}; a value is "auto", left to the script', at, problem.hint)
             else:
                 report.error(Code.BATCH, "", message, at, problem.hint)

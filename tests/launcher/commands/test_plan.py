@@ -201,6 +201,20 @@ def test_pipeline_stages_are_told_with_what_they_hold_send_and_wait(tmp_path: Pa
     assert as_json("10M", "-n", "2", "--seq", "128")["pipeline"] is None
 
 
+def test_stages_that_the_script_decides_are_counted_as_one_and_that_is_said(tmp_path: Path) -> None:
+    words = ["7B", "--gpus", "8xA100-80G", "--seq", "2048", "--config"]
+    told = as_json(*words, pipelined(tmp_path, stages="auto"))
+    said = '`pipeline.stages` "auto" counted as 1; write the number of stages that the script\'s PipelineModule has'
+    assert told["pipeline"] is None
+    assert [one for one in told["assumed"] if one.startswith("`pipeline.stages`")] == [f"{said}, if it has one"]
+    assert not [one for one in as_json(*words, pipelined(tmp_path))["assumed"] if "pipeline.stages" in one]
+    path = pipelined(tmp_path, stages="auto")
+    Path(path).write_text(json.dumps({**json.loads(Path(path).read_text()), "train_batch_size": 16}))
+    refused = invoke("plan", *words, path)
+    assert refused.exit_code == 2
+    assert f'error: {path}: `pipeline.stages` "auto" counted as 1\nhint: write the number' in refused.stderr
+
+
 def test_a_model_with_fewer_blocks_than_chunks_is_refused(tmp_path: Path) -> None:
     config = pipelined(tmp_path, virtual_stages=64, schedule="breadth_first")
     result = invoke("plan", "7B", "--gpus", "8xA100-80G", "--config", config)
