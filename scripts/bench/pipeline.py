@@ -1,14 +1,16 @@
 """Pipelines against torch.distributed.pipelining and DeepSpeed's: speed of a step, idle time, cost of an action.
 
-    python scripts/bench/pipeline.py [--deepspeed-python PYTHON] [--only steps sleeping actions] [--runs 9] [--json F]
+    python scripts/bench/pipeline.py [--deepspeed-python PYTHON] [--only steps schedules ...] [--runs 9] [--json F]
 
 All contenders train one model, cut at the same layers, on the same micro batches, one thread a rank, each in processes
-of its own, which live through the section and take turns, one step at a time: figures of a round are neighbours in
-time, and ratios are medians of ratios within a round. A step is the slowest rank's. Losses must agree, or the section
-fails. A machine with fewer idle cores than ranks shows other figures: what runs beside it takes the turns of a stage.
+of its own, which live through the section and take turns of a few steps: figures of a round are neighbours in time, and
+ratios are medians of ratios within a round. The first step of a turn does not count, for in training a step follows
+another. A step is the slowest rank's. Losses must agree, or the section fails. A machine with fewer idle cores than
+ranks shows other figures: what runs beside it takes the turns of a stage.
 
 Sections:
     steps     a step of a small GPT, 2 ranks, 8 micro batches, fp32, and one rank without a pipeline
+    schedules the same step under each schedule that a contender has, and the best of each
     sleeping  a step of 4 ranks whose stages sleep, 10 ms forward and 20 ms backward: what is lost is the pipeline's
     actions   processor time of the executor an action, stages that compute nothing
 
@@ -35,7 +37,14 @@ from zero_peers.figures import Figures
 
 #: How far losses of contenders may lie apart, by the larger one: roundings of fp32 in another order.
 _LOSS_TOLERANCE = 1e-4
+_STEPS_OF_A_TURN = 3
 _GPT = Job("plain", ranks=2, model="gpt", layers=8, micros=8, hidden=256, seq=128)
+#: Schedules that each contender has, with the chunks a rank.
+_SCHEDULES: dict[str, tuple[tuple[str, int], ...]] = {
+    "dsrun": (("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1), ("zbv", 2)),
+    "torch": (("1f1b", 1), ("interleaved", 2), ("zbv", 2)),
+    "deepspeed": (("1f1b", 1),),
+}
 _SLEEP = Job("plain", ranks=4, model="sleep", layers=4, micros=8, forward_ms=10.0)
 
 
@@ -62,17 +71,17 @@ class Options:
 
 
 def take_turns(teams: Sequence[tuple[str, Team]], rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Returns the rounds' steps by row: each team in turn, once a round, after two rounds that do not count.
+    """Returns the rounds' steps by row: each team in turn, once a round, after a round that does not count.
 
     Raises:
         RuntimeError: contenders do not compute the same losses.
     """
     taken: dict[str, list[dict[str, float]]] = {row: [] for row, _ in teams}
-    for round_ in range(-2, rounds):
+    for round_ in range(-1, rounds):
         # Whoever comes first finds another machine than who comes after it: so nobody always does.
         turn = round_ % len(teams)
         for row, team in [*teams[turn:], *teams[:turn]]:
-            found = team.step()
+            found = team.step(1 + _STEPS_OF_A_TURN)[1:]
             if round_ >= 0:
                 taken[row] += found
     for losses in zip(*([step["loss"] for step in steps] for steps in taken.values()), strict=True):
@@ -106,6 +115,28 @@ def steps(options: Options) -> list[Figures]:
     table.demand_ratio("one rank", "dsrun", least=0.93 * ideal)
     for row in options.contenders:
         table.notes[row] = f"{table.ratio('one rank', row):.3f} times as fast as one rank; at best {ideal:.3f}"
+    return [table]
+
+
+def schedules(options: Options) -> list[Figures]:
+    """Times steps of two ranks by schedule: what a user gets who chooses the best that each contender has."""
+    table = Figures(f"The step by schedule, {_GPT.layers} blocks of {_GPT.hidden}, p 2, M {_GPT.micros}, fp32", "s")
+    with ExitStack() as stack:
+        teams: list[tuple[str, Team]] = []
+        for name in options.contenders:
+            for schedule, chunks in _SCHEDULES[name]:
+                job = replace(_GPT, contender=name, schedule=schedule, chunks=chunks)
+                teams.append((f"{name} {schedule}", stack.enter_context(options.team(job))))
+        taken = take_turns(teams, options.runs)
+    for row, found in taken.items():
+        for step in found:
+            table.add(row, step["step_s"])
+    if "dsrun" in options.contenders:
+        own = min((row for row in taken if row.startswith("dsrun ")), key=table.median)
+        for peer in options.contenders:
+            if peer != "dsrun":
+                best = min((row for row in taken if row.startswith(f"{peer} ")), key=table.median)
+                table.demand_ratio(own, best, most={"torch": 0.95, "deepspeed": 0.8}[peer])
     return [table]
 
 
@@ -146,6 +177,7 @@ def actions(options: Options) -> list[Figures]:
 
 SECTIONS: dict[str, Callable[[Options], list[Figures]]] = {
     "steps": steps,
+    "schedules": schedules,
     "sleeping": sleeping,
     "actions": actions,
 }

@@ -69,19 +69,25 @@ class _Torch:
         dist.init_process_group("gloo")
         layers, bounds = layers_of(job), bounds_of(job)
         count = job.ranks * job.chunks
+        # zbv goes down the ranks and comes up again; the others begin anew at the first rank.
+        own = (rank, count - 1 - rank) if job.schedule == "zbv" else range(rank, count, job.ranks)
         stages: list[Any] = [
             pipelining.PipelineStage(
                 nn.Sequential(*layers[bounds[chunk] : bounds[chunk + 1]]), chunk, count, torch.device("cpu")
             )
-            for chunk in range(rank, count, job.ranks)
+            for chunk in own
         ]
-        self._is_first, self._is_last = rank == 0, rank == job.ranks - 1
+        self._is_first, self._is_last = 0 in own, count - 1 in own
         self._modules = nn.ModuleList(stage.submod for stage in stages)
         self._optimizer = _adamw(self._modules)
         if job.schedule == "1f1b":
             self._schedule: Any = pipelining.Schedule1F1B(stages[0], job.micros, loss_fn=loss_of)
         else:
-            self._schedule = pipelining.ScheduleInterleaved1F1B(stages, job.micros, loss_fn=loss_of)
+            several: Any = {
+                "interleaved": pipelining.ScheduleInterleaved1F1B,
+                "zbv": pipelining.ScheduleZBVZeroBubble,
+            }[job.schedule]
+            self._schedule = several(stages, job.micros, loss_fn=loss_of)
 
     def step(self, batch: Batch) -> float | None:
         # It takes the whole batch, and cuts it into micro batches along the first dimension.
@@ -143,6 +149,7 @@ class _Dsrun:
             loss_fn=loss_of,
             partition_method=bounds_of(job),
             virtual_stages=job.chunks,
+            placement="v" if job.schedule == "zbv" else "loop",
         )
         self._engine: Any = dsrun.initialize(model=module, config=config)[0]
 
