@@ -25,9 +25,9 @@ from ...zero.access.state_dicts import watch_state_dicts
 from ...zero.access.whole import ParamAccess
 from ...zero.hooks.modules import UnitHooks
 from ...zero.units.leaves import is_leaf
+from ..model.schedules import computations
 from ..model.sharded import ShardedModel
 from ..step import DeferredUpdate
-from ..training.schedules import computations
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from ...zero.hooks.modules import UnitHooks
 from ...zero.units.unit import ParamUnit
 from ..memory_queries import MemoryQueries
 from ..model.guard import ModelGuard
+from ..model.schedules import evaluation_schedule, training_schedule
 from ..model.sharded import ShardedModel
 from ..progress import Progress
 from ..report import StepReport
@@ -41,7 +42,6 @@ from .backward import Backwards
 from .check import TrainingCheck
 from .chunk_work import EvaluationWork, TrainingWork
 from .micro_batch import LossFunction, MicroBatch, loss_of, read_item
-from .schedules import evaluation_schedule, training_schedule
 
 #: Schedules in which gradients of weights wait.
 _SPLIT = ("zero_bubble", "zbv")

@@ -6,7 +6,7 @@ import pytest
 
 from dsrun.pipeline_schedules.actions import Kind, Schedule
 from dsrun.pipeline_schedules.generate import NAMES
-from dsrun.runtime.engine.training.schedules import computations, evaluation_schedule, training_schedule
+from dsrun.runtime.engine.model.schedules import computations, evaluation_schedule, training_schedule
 
 TWO_RANKS = (0, 1, 0, 1, 0, 1)
 
