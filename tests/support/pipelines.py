@@ -59,6 +59,25 @@ class Model(nn.Module):
         return self.head(self.norm(x_BTD))
 
 
+class TwoTied(Model):
+    """Two weights that both ends use, which the first stage registers in another order than the last one."""
+
+    def __init__(self) -> None:
+        super().__init__(tied=True, dropout=0.0)
+        self.mix = nn.Linear(WIDTH, 16, bias=False)
+        self.mix.weight = self.positions.weight
+        for name in ("positions", "head", "mix", "embedding"):
+            self._modules[name] = self._modules.pop(name)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        mask_T1 = (tokens_BT != 0).to(self.norm.weight.dtype).unsqueeze(-1)
+        x_BTD = self.embedding(tokens_BT) + self.positions(torch.arange(tokens_BT.shape[1]))
+        for block in self.blocks:
+            x_BTD = block(x_BTD, mask_T1)
+        y_BTD = self.norm(x_BTD)
+        return self.head(y_BTD + self.mix(y_BTD) @ self.mix.weight)
+
+
 def loss_fn(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
 

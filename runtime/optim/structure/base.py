@@ -164,13 +164,12 @@ class StructuredOptimizer(optim.Optimizer, ABC):
         """
         if self.axis is None:
             return None
-        shared = sorted((info.name, n) for n, info in enumerate(self.tensors) if info.over_stages is not None)
         places: dict[int, tuple[Collectives, list[int]]] = {}
-        for _, number in shared:
-            stages = self.tensors[number].over_stages
-            assert stages is not None, "of those alone"
-            found = [place for place, tensor in enumerate(tensor_of_K) if tensor == number]
-            places.setdefault(id(stages), (stages, []))[1].extend(found)
+        # What stages share comes in the order of its names, so on all of them alike; see `find_units`.
+        for number, info in enumerate(self.tensors):
+            if info.over_stages is not None:
+                found = [place for place, tensor in enumerate(tensor_of_K) if tensor == number]
+                places.setdefault(id(info.over_stages), (info.over_stages, []))[1].extend(found)
         further = [(stages, torch.tensor(found, device=self.device)) for stages, found in places.values()]
         return TermRanks(self.axis, further)
 

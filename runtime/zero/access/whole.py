@@ -194,7 +194,8 @@ class ParamAccess(OwnerGroup):
         for home in wanted:
             by_unit.setdefault(-1 if home.unit is None else home.unit.index, []).append(home)
         pending: list[Pending] = []
-        for group in by_unit.values():
+        # Ranks of different stages meet in the gathers of what they share.
+        for group in sorted(by_unit.values(), key=_meeting_order):
             pending += self._fetch(group)
         for work in pending:
             work.wait()
@@ -407,3 +408,9 @@ def _buffers_of(homes: Sequence[UnitHome]) -> list[Tensor]:
         pieces = [home.full.view(-1) for home in group if home.full is not None]
         buffers += [flat] if len(group) == len(unit.params) else pieces
     return [buffer for buffer in chain(buffers, alone) if buffer.numel()]
+
+
+def _meeting_order(homes: Sequence[UnitHome]) -> tuple[bool, str]:
+    """Returns the place of a unit's parameters; those in no unit go first."""
+    unit = homes[0].unit
+    return (False, "") if unit is None else unit.meeting_order

@@ -397,8 +397,8 @@ class GradReducer:
             units: numbers of the units.
         """
         chosen = [unit for unit in self._canonical if unit.index in units and unit.index in self._local]
-        # Ranks of different stages meet in the reduction of what they share: last, and in one order on all of them.
-        for unit in sorted(chosen, key=lambda unit: (bool(unit.placement.stages), _tied_name(unit))):
+        # Ranks of different stages meet in the reduction of what they share.
+        for unit in sorted(chosen, key=lambda unit: unit.meeting_order):
             self._make_room(unit)
             sent = self._local.take(unit.index)
             if unit.ties is not None:
@@ -680,10 +680,6 @@ class GradReducer:
 
 
 _KEEPS_INSIDE = "return from a module's forward all that the loss reads of it, or set `zero_optimization.stage` to 2"
-
-
-def _tied_name(unit: ParamUnit) -> str:
-    return unit.layout.extents[0].name if unit.placement.stages else ""
 
 
 def _refuse_stray(unit: ParamUnit, where: str, *, hint: str = _KEEPS_INSIDE) -> NoReturn:

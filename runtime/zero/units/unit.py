@@ -161,6 +161,14 @@ class ParamUnit:
         return self.params if self.frozen is None else [*self.params, *self.frozen.params]
 
     @property
+    def meeting_order(self) -> tuple[bool, str]:
+        """Place among units whose collectives all ranks enter in one order, by index where it is the same.
+
+        What several pipeline stages share comes last, by name: stages count their units apart.
+        """
+        return bool(self.placement.stages), self.layout.extents[0].name if self.placement.stages else ""
+
+    @property
     def ranks(self) -> Holders:
         """All ranks that the unit is cut over, or that own it whole."""
         return Holders(self.repeats_over, self.replicas.rank, self.replicas.size, self.placement.stages)

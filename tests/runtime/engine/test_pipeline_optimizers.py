@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dsrun.errors import ModelError
 from dsrun.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from dsrun.runtime.parallel.pipeline.ranks import JobRank
-from support.pipelines import WIDTH, Case, Layer, Tokens, assert_same, loss_fn, run, train
+from support.pipelines import WIDTH, Case, Layer, Tokens, TwoTied, assert_same, loss_fn, run, train
 
 CASES = [
     Case(2, tied=True, zero=1),
@@ -32,6 +32,18 @@ def test_weights_that_stages_share_have_the_bits_of_one_stage(name: str, case: C
     }
     one = run(Case(data=case.data, tied=True, more={**more, "zero_optimization": {"stage": 0}}))[0]
     assert_same(run(replace(case, more=more)), one)
+
+
+@pytest.mark.parametrize("case", [Case(2, zero=1), Case(2, "breadth_first", 2, data=2, zero=3)], ids=str)
+def test_weights_that_stages_register_in_another_order_are_told_apart(case: Case) -> None:
+    zero = {"stage": case.zero, "stage3_param_persistence_threshold": 0}
+    more: dict[str, Any] = {"optimizer": {"type": "Lamb", "params": {"lr": 1e-2}}}
+    one = run(Case(data=case.data, more=more), make=TwoTied)[0]
+    ties = {"head.weight": "embedding.weight", "mix.weight": "positions.weight"}
+    for found in run(replace(case, more={**more, "zero_optimization": zero}), make=TwoTied):
+        assert (found.losses, found.norms) == (one.losses, one.norms)
+        for name, value in found.weights.items():
+            assert torch.equal(value, one.weights[ties.get(name, name)]), name
 
 
 def test_muon_refuses_a_matrix_that_stages_share_in_slices() -> None:

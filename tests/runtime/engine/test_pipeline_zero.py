@@ -78,6 +78,7 @@ def test_evaluations_before_and_between_updates_change_nothing_and_gather_each_c
             before = engine.counters()
             evaluated.append(float(engine.eval_batch(items(data_rank), loss_fn=loss_fn)))
             gathers.append(engine.counters().since(before).collectives.calls["all_gather"])
+            assert not any(slot.is_taken for slot in getattr(engine._sharded.store, "_slots", ()))
 
         evaluate()
         first = train(engine, data_rank, updates=1)
