@@ -297,6 +297,7 @@ def _reducer(
         notes_unused=not settings.zero_optimization.step_unused_parameters,
         once_an_update=settings.reduces_once_an_update,
         chunk_of=chunks.turns_of(units) if plan.shard_gradients and settings.pipeline.takes_turns else None,
+        uses=chunks.ties if chunks.ties.units else None,
     )
 
 

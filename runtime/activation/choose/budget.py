@@ -23,9 +23,11 @@ from dsrun.pipeline_schedules.live import ONE_AT_A_TIME, LiveMoment
 
 from .policy import Treatment
 
-#: Partial plans that are followed at once, for one chunk and for several: these are put together, each with each.
+#: Partial plans that are followed at once: of the only chunk; of each of several, and of these put together, each with
+#: each.
 _MOST_PLANS = 4096
 _MOST_PLANS_OF_SEVERAL = 128
+_MOST_PLANS_TOGETHER = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +127,9 @@ def solve(
 ) -> Solution | None:
     """Returns the fastest choice whose peak is within the budget; None where there is none.
 
-    Exact for up to 4096 plans of a chunk that no other beats in bytes and seconds, and 128 where there are several
-    chunks; beyond, the fastest of those with nearly the same bytes are followed. Time grows with blocks x plans x
-    treatments.
+    Exact for one chunk with up to 4096 plans that no other beats in bytes and seconds, and for several with 1024 plans
+    in all; beyond, the fastest of those with nearly the same bytes are followed, and a block more than need be may be
+    computed again. Time grows with blocks x plans x treatments.
 
     Args:
         blocks: costs of the blocks, those of a chunk in order.
@@ -150,7 +152,7 @@ def solve(
                 left = tuple(map(int.__sub__, plan.spare_bytes, takes))
                 if min(left) >= 0:
                     grown.append(_RankPlan(left, plan.seconds + part.seconds, (*plan.chunks, part)))
-        plans = _thinned(grown, most, lambda plan: -min(plan.spare_bytes))
+        plans = _thinned(grown, _MOST_PLANS_TOGETHER, lambda plan: -min(plan.spare_bytes))
     best = min(plans, key=lambda plan: (plan.seconds, -min(plan.spare_bytes)))
     chosen = [iter(part.treatments) for part in best.chunks]
     treatments = tuple(next(chosen[block.chunk]) for block in blocks)

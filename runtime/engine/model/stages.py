@@ -170,7 +170,8 @@ def cut_into_stages(
         first = group_of.get(names.get(tied.name, 0))
         if first is not None:
             group_of.setdefault(id(tied.param), first)
-    ties = LocalTies.of(stages, is_sharded=settings.cutting_stage == 3)
+    sums_apart = settings.reduces_once_an_update or mesh.replicas().size == 1
+    ties = LocalTies.of(stages, is_shared=settings.cutting_stage == 3 or not sums_apart)
     chunks = CutModel(stages, ties, piece_numbers(stages.module), partition, settings.gathers_chunks)
     return chunks, cuts_of(stages), GroupAssignment(group_of, assignment.options)
 

@@ -1,10 +1,11 @@
 """Parameters that several chunks of a pipeline use: one unit over their stages, and one memory on each rank.
 
 [Note: uses of a parameter]
-Each chunk that uses a parameter sums up its gradients apart, over all micro batches. The sums of the chunks on one rank
-are added up there, first chunk first, and then those of the stages, by the unit's reduction. So the bits do not depend
-on which chunks are on one rank. On a rank the parameter of the first use is the one that is trained; the others are
-leaves of autograd that view its memory, and no parameters of the model any more.
+Each use of a parameter sums up its gradients apart, over all micro batches. The sums of the uses on one rank are added
+up there, first chunk first, and then those of the stages, by the unit's reduction. So the bits do not depend on which
+chunks are on one rank. Where parameters are slices between their uses, or ranks reduce gradients after every micro
+step, autograd sums the uses on one rank up together. On a rank the parameter of the first use is the one that is
+trained; the others are leaves of autograd that view its memory, and no parameters of the model any more.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ...mesh.sums import add_scaled, set_scaled
 from ...parallel.pipeline.stages import Stages
-from ...zero.grads.reducer import GradReducer
 from ...zero.partition_parameters import memory_of
 from ...zero.units.cuts import EVERYWHERE, CutParameter, Cuts, RankPlacement
 from ...zero.units.trained import is_trained
@@ -62,13 +63,13 @@ class LocalTies:
         self._homes: dict[int, tuple[ParamUnit, int]] = {}
 
     @classmethod
-    def of(cls, stages: Stages, *, is_sharded: bool) -> LocalTies:
+    def of(cls, stages: Stages, *, is_shared: bool) -> LocalTies:
         """Takes further uses out of a model's parameters; until `bind` the model cannot run.
 
         Args:
             stages: chunks of this rank.
-            is_sharded: whether parameters are slices between their uses; then all uses share one parameter, whose
-                gradients are summed up together. So they do where it is frozen.
+            is_shared: whether all uses share one parameter, whose gradients autograd sums up together. So they do where
+                it is frozen.
         """
         names = {id(param): name for name, param in stages.module.named_parameters()}
         uses: list[_Use] = []
@@ -83,13 +84,13 @@ class LocalTies:
                 for name, param in module.named_parameters(recurse=False)
                 if param is tied.param
             ]
-            is_shared = is_sharded or not is_trained(first)
+            is_one = is_shared or not is_trained(first)
             for module, name in places:
-                if is_shared:
+                if is_one:
                     module.register_parameter(name, first)
                 else:
                     del module._parameters[name]  # pyright: ignore[reportPrivateUsage]
-            if not is_shared:
+            if not is_one:
                 uses.append(_Use(names[id(tied.param)], tied.name, first, tied.chunk, places))
         return cls(uses)
 
@@ -115,34 +116,59 @@ class LocalTies:
         """Numbers of the units whose sums get those of further uses."""
         return {unit.index for unit, _ in self._homes.values()}
 
-    def take(self, chunk: int) -> None:
-        """Adds the gradients of a chunk's backward to the sums of its uses."""
+    @property
+    def has_any(self) -> bool:
+        """See `FurtherUses`."""
+        return any(use.has_any for use in self._uses)
+
+    def take(self, factor: float) -> None:
+        """See `FurtherUses`."""
         for use in self._uses:
-            if use.chunk != chunk or use.leaf is None or use.leaf.grad is None:
+            if use.leaf is None or use.leaf.grad is None:
                 continue
             assert use.total is not None, "a leaf that gets gradients is trained"
-            if use.has_any:
-                use.total.add_(use.leaf.grad)
-            else:
-                use.total.copy_(use.leaf.grad)
+            (add_scaled if use.has_any else set_scaled)(use.total.view(-1), use.leaf.grad.reshape(-1), factor)
             use.has_any = True
             use.leaf.grad = None
 
-    def give(self, reducer: GradReducer) -> None:
-        """Adds the sums of all uses to those of the first ones, before these are reduced for the update."""
-        for use in self._uses:
-            if use.has_any and use.total is not None:
-                unit, number = self._homes[id(use.first)]
-                extent = unit.layout.extents[number]
-                reducer.add(unit, extent.offset, use.total.view(-1))
-            use.has_any = False
+    def give(self) -> list[tuple[int, int, Tensor]]:
+        """See `FurtherUses`."""
+        given = [(self._index(use), self._offset(use), self._total(use)) for use in self._uses if use.has_any]
+        self.forget()
+        return given
 
-    def forget(self) -> None:
-        """Forgets the gradients of a global batch that is given up."""
+    def add_to(self, index: int, start: int, part_N: Tensor) -> None:
+        """See `FurtherUses`."""
+        stop = start + part_N.numel()
         for use in self._uses:
-            use.has_any = False
+            if not use.has_any or self._index(use) != index:
+                continue
+            offset, total = self._offset(use), self._total(use)
+            first, last = max(start, offset), min(stop, offset + total.numel())
+            if first < last:
+                part_N[first - start : last - start] += total[first - offset : last - offset]
+
+    def drop_strays(self) -> None:
+        """See `FurtherUses`."""
+        for use in self._uses:
             if use.leaf is not None:
                 use.leaf.grad = None
+
+    def forget(self) -> None:
+        """See `FurtherUses`."""
+        for use in self._uses:
+            use.has_any = False
+
+    def _index(self, use: _Use) -> int:
+        return self._homes[id(use.first)][0].index
+
+    def _offset(self, use: _Use) -> int:
+        unit, number = self._homes[id(use.first)]
+        return unit.layout.extents[number].offset
+
+    def _total(self, use: _Use) -> Tensor:
+        assert use.total is not None, "a leaf that gets gradients is trained"
+        return use.total.view(-1)
 
     def buffers(self) -> list[Tensor]:
         """Returns the memory of the sums; not to be written to."""

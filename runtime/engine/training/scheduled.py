@@ -86,7 +86,6 @@ class ScheduledBatches:
         self.loss_fn: LossFunction | None = None
         if isinstance(stages.module, PipelineModule):
             self.loss_fn = stages.module.loss_fn
-        self._ties = chunks.ties
         self._seeds = _layer_seeds(stages, settings, mesh)
         splits = settings.pipeline.schedule_name in _SPLIT and stages.rank_of != (0,)
         self._later = DeferredWeightGrads(stages.module) if splits else None
@@ -144,7 +143,6 @@ class ScheduledBatches:
         self._meet()
         try:
             self._executor.run(schedule, TrainingWork(self, items, micros, loss_fn))
-            self.end_training()
         except BaseException:
             self._give_up()
             raise
@@ -230,14 +228,12 @@ class ScheduledBatches:
         later = nullcontext() if self._later is None or not split else self._later.deferring(chunk, micro)
         with self._seeded(micro), later:
             self._backwards.run_from(outputs, grads, units=self._units.get(chunk), is_part=split)
-        self._ties.take(chunk)
 
     def weight_grads(self, chunk: int, micro: int) -> None:
         """Computes what a split backward has put off, as a micro step of its units."""
         assert self._later is not None, "a schedule that splits backwards has them split"
         self._progress.micro_steps_done = micro
         self._backwards.run_put_off(partial(self._later.run, chunk, micro), units=self._units.get(chunk))
-        self._ties.take(chunk)
 
     def gather(self, chunk: int) -> None:
         """Begins to gather the parameters that a chunk alone uses."""
@@ -259,15 +255,10 @@ class ScheduledBatches:
         """Begins the reduction of a chunk's gradients, where they are reduced once an update."""
         self._reducer.reduce_local(self._reduced.get(chunk, ()))
 
-    def end_training(self) -> None:
-        """Adds what further uses of parameters have got to their sums: the global batch has all its gradients."""
-        self._ties.give(self._reducer)
-
     def _give_up(self) -> None:
         """Forgets a global batch that has failed: the next one begins anew."""
         self._note_failure()
         self._hooks.before_step()
-        self._ties.forget()
         if self._later is not None:
             self._later.forget()
         self._reducer.drop_strays()

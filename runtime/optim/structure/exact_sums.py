@@ -7,9 +7,9 @@ vector has a power of two of its own, so small sums are as precise as large ones
 relative to the largest term.
 
     largest = zeros(K); for what this rank holds: keep_largest(...)   local
-    scales  = agree(largest, counts, ranks)                           one all-reduce of K numbers
+    scales  = agree(largest, counts, ranks)                           `TermRanks.all_reduce`
     totals  = zeros(K); for what this rank holds: add rounded(terms)  local
-    totals  = finish(totals, largest, scales, ranks)                  one all-reduce of K numbers
+    totals  = finish(totals, largest, scales, ranks)                  `TermRanks.all_reduce`
 
 Terms that are sums themselves (of 64 squares, say) must come out the same wherever they are computed: they are taken
 over cells of the layout that no cut divides.
@@ -73,7 +73,7 @@ def agree(largest_K: Tensor, counts_K: Tensor, ranks: TermRanks | None, *, label
     Args:
         largest_K: fp64, the largest term of each sum on this rank, 0 where it has none; afterwards that of all ranks.
         counts_K: number of terms of each sum over all ranks.
-        ranks: ranks that the terms are spread over, for one all-reduce; None where this rank has all terms.
+        ranks: ranks that the terms are spread over; None where this rank has all terms.
         label: name of the sums, for monitoring of the collective.
     """
     if ranks is not None:
@@ -98,7 +98,7 @@ def finish(totals_K: Tensor, largest_K: Tensor, scales_K: Tensor, ranks: TermRan
         totals_K: fp64, this rank's sums of what `rounded` returned; overwritten.
         largest_K: largest term of each sum over all ranks, as `agree` left it.
         scales_K: power of two for each sum, as `agree` returned it.
-        ranks: ranks as for `agree`, for one all-reduce.
+        ranks: ranks as for `agree`.
         label: name of the sums, for monitoring of the collective.
     """
     if ranks is not None:

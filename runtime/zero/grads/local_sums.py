@@ -6,6 +6,7 @@ How and when they are reduced is decided in `reducer.py`; where the reduced ones
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +17,39 @@ from ...memory.arena import room_for
 from ...memory.arenas import Arenas
 from ...mesh.sums import add_scaled, set_scaled
 from ..units.unit import ParamUnit
+
+
+class FurtherUses(Protocol):
+    """Uses of parameters that get gradients of their own, which are added to the parameters' sums once an update.
+
+    Attributes:
+        has_any: whether a micro step has given gradients since they were added.
+    """
+
+    @property
+    def has_any(self) -> bool:
+        """See the class."""
+        ...
+
+    def take(self, factor: float) -> None:
+        """Adds `factor` times the gradients that a micro step has left to the sums of their uses, in fp32."""
+        ...
+
+    def give(self) -> list[tuple[int, int, Tensor]]:
+        """Returns the sums of all uses, and forgets them: index of the unit, first element there, fp32 and flat."""
+        ...
+
+    def add_to(self, index: int, start: int, part_N: Tensor) -> None:
+        """Adds what `give` would return of some elements of a unit, from `start` on."""
+        ...
+
+    def drop_strays(self) -> None:
+        """Forgets gradients that no micro step has taken."""
+        ...
+
+    def forget(self) -> None:
+        """Forgets all sums."""
+        ...
 
 
 class LocalSums:

@@ -51,7 +51,7 @@ from ...memory.arenas import Arenas
 from ...mesh.collectives import Collectives, Pending, own_slice
 from ..params.slots import allocate_slots, in_dtype
 from ..units.unit import ParamUnit, zeros_for
-from .local_sums import LocalSums
+from .local_sums import FurtherUses, LocalSums
 from .sums import GradSums, ResidentSums
 from .unused import UnusedParameters
 
@@ -118,6 +118,8 @@ class GradReducer:
         once_an_update: whether gradients are reduced once an update, see [Note: reduce once an update]; False: after
             every micro step.
         chunk_of: chunks of the units where these take turns, see `LocalSums`.
+        uses: further uses of parameters, whose gradients are summed up apart; None: there are none. Of units whose
+            gradients are reduced once an update, or that no other rank has.
 
     Attributes:
         sums: sums that reduced gradients are added to: those of the argument, or the units' `grad_sum`s.
@@ -143,7 +145,9 @@ class GradReducer:
         notes_unused: bool = True,
         once_an_update: bool = False,
         chunk_of: Mapping[int, int] | None = None,
+        uses: FurtherUses | None = None,
     ) -> None:
+        self._uses = uses
         self.sums: GradSums = ResidentSums(units) if sums is None else sums
         sums_here = sums is None
         memory = Arenas() if memory is None else memory
@@ -236,7 +240,11 @@ class GradReducer:
     @property
     def has_unreduced(self) -> bool:
         """Whether there are gradients of earlier micro steps that no reduction has taken."""
-        return bool(self._unreduced or self._once) or self._local.has_any
+        return (
+            bool(self._unreduced or self._once)
+            or self._local.has_any
+            or (self._uses is not None and self._uses.has_any)
+        )
 
     @property
     def has_strays(self) -> bool:
@@ -371,6 +379,8 @@ class GradReducer:
                 self._accumulate(unit)
             self._unreduced.clear()
             self.has_sums = self.has_sums or bool(self._begun)
+        if self._uses is not None:
+            self._uses.take(self._scale)
         for progress in self._progress:
             progress.phase = _Phase.IDLE
         self._cursor = self._summed = 0
@@ -384,6 +394,9 @@ class GradReducer:
         if self._unreduced or self.has_strays:
             self.begin(order=tuple, used=(), strays=strays)
             self.finish()
+        if self._uses is not None:
+            for index, start, grads_N in self._uses.give():
+                self._add(self._units[index], start, grads_N)
         self.reduce_local(self._local.begun)
         self._end_once()
 
@@ -414,14 +427,8 @@ class GradReducer:
             reduce = unit.replicas.reduce_scatter if self._shard_optimizer else unit.replicas.all_reduce
             self._once.append((unit, sent, reduce(sent, label=unit.label)))
 
-    def add(self, unit: ParamUnit, start: int, grads_N: Tensor) -> None:
-        """Adds gradients of this rank to a unit's sum, as a micro step would have; before the update's reduction.
-
-        Args:
-            unit: unit that no other rank has, or whose gradients are reduced once an update.
-            start: first element in the unit's buffer.
-            grads_N: fp32, flat.
-        """
+    def _add(self, unit: ParamUnit, start: int, grads_N: Tensor) -> None:
+        """Adds gradients of this rank to a unit's sum, as a micro step would have; before the update's reduction."""
         assert all(unit is not one for one, _, _ in self._once), f"the reduction of {unit.label} has begun"
         if unit.index in self._local:
             self._local.add_at(unit.index, start, grads_N)
@@ -476,6 +483,10 @@ class GradReducer:
             unit.bind_grads(progress.home)
             unit.drop_grads()
             progress.phase = _Phase.IDLE
+        if self._uses is not None:
+            self._uses.drop_strays()
+            if not self._had_sums:
+                self._uses.forget()
         if self.unused is not None:
             self.unused.abandon()
         self._used.clear()
@@ -496,11 +507,15 @@ class GradReducer:
         mine = flat.narrow(0, start, numel).to(torch.float32, copy=True)
         if local is None and unit.index not in self._unreduced:
             mine.zero_()
+        if self._uses is not None:
+            self._uses.add_to(unit.index, start, mine)
         unit.replicas.all_reduce(mine, label=unit.label).wait()
         return mine.div_(unit.divide_by)
 
     def drop_strays(self) -> None:
         """Forgets gradients that no micro step has taken."""
+        if self._uses is not None:
+            self._uses.drop_strays()
         for unit in self._units:
             unit.drop_grads()
 
@@ -516,6 +531,8 @@ class GradReducer:
         self._end_once()
         self._local.forget()
         self._begun.clear()
+        if self._uses is not None:
+            self._uses.forget()
         self.has_sums = False
         if self.unused is not None:
             self.unused.forget()

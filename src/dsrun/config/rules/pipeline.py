@@ -106,7 +106,8 @@ def check_micro_batches(config: Config, batch: BatchSizes | None, report: Report
 def _compare_turns(config: Config, data_ranks: int, report: Report) -> None:
     """Notes chunks that take turns and yet hold no less than whole parameters: few ranks share out the slices."""
     chunks = config.pipeline.chunks_per_rank
-    share = 1 / data_ranks + sets_of_chunks(chunks) / chunks
+    sets = 1 if config.zero_optimization.stage3_prefetch_bucket_size == 0 else sets_of_chunks(chunks)
+    share = 1 / data_ranks + sets / chunks
     if share < 1:
         return
     message = (

@@ -175,6 +175,10 @@ def test_turns_that_hold_more_than_whole_parameters_are_noted(virtual: int, data
         assert note.message.endswith(f"gathered chunks take {share} times the parameters of a stage")
         assert note.hint is not None
         assert ("`pipeline.virtual_stages`" in note.hint) == (data_ranks > 1)
+    one_set = {"stage": 3, "stage3_prefetch_bucket_size": 0}
+    assert (found(of(turns, zero_optimization=one_set), world_size=2 * data_ranks) == ()) == (
+        1 / data_ranks + 1 / virtual < 1
+    )
     on_host = {"stage": 3, "offload_param": {"device": "cpu"}}
     assert found(of(turns, zero_optimization=on_host, bf16={"enabled": True}), world_size=2 * data_ranks) == ()
 
