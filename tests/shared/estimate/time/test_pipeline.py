@@ -82,6 +82,9 @@ def test_stages_recompute_what_does_not_fit_a_memory_budget() -> None:
     lines = {line.name: line.size_bytes for line in kept.tiers[0].lines}
     assert (kept.fullest, lines["activations"]) == (0, budget["memory_budget"])
     assert kept.traffic.flops / none.traffic.flops == pytest.approx(3.5 / 3, rel=1e-3)
+    # Six blocks and two inputs: of a model on one stage a quarter would be computed again, of the first stage half is.
+    larger = plan(replace(BASE, **{**budget, "memory_budget": 6 * block + 2 * block_input}))
+    assert larger.traffic.flops / none.traffic.flops == pytest.approx(3.5 / 3, rel=1e-3)
 
 
 def test_bytes_between_stages() -> None:
