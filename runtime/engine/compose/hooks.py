@@ -28,6 +28,7 @@ from ...zero.units.leaves import is_leaf
 from ..model.schedules import computations
 from ..model.sharded import ShardedModel
 from ..step import DeferredUpdate
+from .start_report import say_once_a_stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def attach(
         skip=is_leaf,
         script_chooses=is_configured(),
         tracker=named_generators(),
-        say=say,
+        say=say_once_a_stage(mesh, say),
         io=io_settings(settings.aio),
         rank=mesh.info.rank,
         agree=agreed if sharded.plan.shard_parameters else list,

@@ -25,6 +25,19 @@ def say_once(info: RankInfo) -> Callable[[str], None]:
     return partial(print, flush=True) if info.rank == 0 else _say_nothing
 
 
+def say_once_a_stage(mesh: ProcessGroupMesh, say: Callable[[str], None]) -> Callable[[str], None]:
+    """Returns what says something on behalf of the ranks of this pipeline stage, and which it is.
+
+    Args:
+        mesh: ranks in their stages.
+        say: function that says it where there is one stage.
+    """
+    if mesh.spec.stages == 1:
+        return say
+    stage = mesh.pipe.rank
+    return (lambda text: print(f"stage {stage}: {text}", flush=True)) if mesh.replicas().rank == 0 else _say_nothing
+
+
 def records_path(info: RankInfo) -> Path | None:
     """Returns where a run is recorded: in the job's folder, by the first rank; None where nothing is."""
     folder = os.environ.get(RUN_DIR_ENV)

@@ -280,3 +280,13 @@ def test_micro_batches_are_those_of_a_global_batch_also_where_the_config_gives_s
     case = case_of(2, "gpipe", 1, policy="memory_budget", memory_budget=10**9)
     given = {"gradient_accumulation_steps": None, "train_batch_size": SAMPLES * case.micros}
     assert run(replace(case, more={**case.more, **given}), _planned_bytes, make) == run(case, _planned_bytes, make)
+
+
+def test_each_stage_says_its_plan_once(capsys: pytest.CaptureFixture[str]) -> None:
+    case = replace(case_of(2, "1f1b", 1, policy="memory_budget", memory_budget=10**9), data=2)
+    run(case, _planned_bytes, make)
+    said = [line for line in capsys.readouterr().out.splitlines() if "activations: " in line]
+    assert sorted(line.partition(";")[0] for line in said) == [
+        "stage 0: activations: 4 keep",
+        "stage 1: activations: 4 keep",
+    ]
