@@ -89,12 +89,13 @@ def tell_start(
             auto_sizes=None if told is None else f"{told}, of {sharded.gathering.slot_count} gather slots",
         )
     chunks = sharded.chunks
-    heartbeat.tell_stage(0, 0, schedule_wait=0.0)  # an engine before this one may have had stages
     if mesh.spec.stages > 1 and chunks.partition is not None:
         record = pipeline_record(chunks.stages, chunks.partition, settings)
         heartbeat.tell_stage(mesh.pipe.rank, mesh.pipe.size, schedule_wait=record["bubble"])
         if mesh.is_first:
             observation.records.write(PIPELINE_EVENT, record)
             print(pipeline_line(record), flush=True)
+    else:
+        heartbeat.tell_stage(0, 0, schedule_wait=0.0)  # an engine before this one may have had stages
     record_program_config(settings, observation.records)
     heartbeat.beat(step=0, phase=SCRIPT_PHASE)

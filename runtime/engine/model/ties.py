@@ -32,19 +32,21 @@ class _Use:
         name: name that its parameter had.
         first_name: name of the first use in the whole model.
         first: parameter of the first use here, which is trained.
-        chunk: chunk of this use.
         places: module and attribute that read it.
         leaf: leaf that the module reads, once there is memory to view.
-        total: fp32 sum of its gradients in this global batch.
+        index: number of the parameter's unit, once there is one.
+        offset: first element of the parameter in the unit's buffer.
+        total: fp32 sum of its gradients in this global batch, flat; None where the parameter is not trained.
         has_any: whether the sum holds any.
     """
 
     name: str
     first_name: str
     first: nn.Parameter
-    chunk: int
     places: list[tuple[nn.Module, str]]
     leaf: Tensor | None = None
+    index: int = -1
+    offset: int = 0
     total: Tensor | None = None
     has_any: bool = False
 
@@ -60,7 +62,6 @@ class LocalTies:
         self._uses = list(uses)
         #: Names of further uses, each with the name of the first one in the whole model.
         self.names = {use.name: use.first_name for use in uses}
-        self._homes: dict[int, tuple[ParamUnit, int]] = {}
 
     @classmethod
     def of(cls, stages: Stages, *, is_shared: bool) -> LocalTies:
@@ -91,7 +92,7 @@ class LocalTies:
                 else:
                     del module._parameters[name]  # pyright: ignore[reportPrivateUsage]
             if not is_one:
-                uses.append(_Use(names[id(tied.param)], tied.name, first, tied.chunk, places))
+                uses.append(_Use(names[id(tied.param)], tied.name, first, places))
         return cls(uses)
 
     def bind(self, units: Sequence[ParamUnit]) -> None:
@@ -108,13 +109,14 @@ class LocalTies:
             for module, name in use.places:
                 module.__dict__[name] = use.leaf
             if trained is not None:
-                self._homes[id(use.first)] = trained
-                use.total = torch.zeros_like(memory, dtype=torch.float32)
+                unit, number = trained
+                use.index, use.offset = unit.index, unit.layout.extents[number].offset
+                use.total = torch.zeros_like(memory, dtype=torch.float32).view(-1)
 
     @property
     def units(self) -> set[int]:
         """Numbers of the units whose sums get those of further uses."""
-        return {unit.index for unit, _ in self._homes.values()}
+        return {use.index for use in self._uses if use.total is not None}
 
     @property
     def has_any(self) -> bool:
@@ -127,13 +129,13 @@ class LocalTies:
             if use.leaf is None or use.leaf.grad is None:
                 continue
             assert use.total is not None, "a leaf that gets gradients is trained"
-            (add_scaled if use.has_any else set_scaled)(use.total.view(-1), use.leaf.grad.reshape(-1), factor)
+            (add_scaled if use.has_any else set_scaled)(use.total, use.leaf.grad.reshape(-1), factor)
             use.has_any = True
             use.leaf.grad = None
 
     def give(self) -> list[tuple[int, int, Tensor]]:
         """See `FurtherUses`."""
-        given = [(self._index(use), self._offset(use), self._total(use)) for use in self._uses if use.has_any]
+        given = [(use.index, use.offset, use.total) for use in self._uses if use.has_any and use.total is not None]
         self.forget()
         return given
 
@@ -141,12 +143,11 @@ class LocalTies:
         """See `FurtherUses`."""
         stop = start + part_N.numel()
         for use in self._uses:
-            if not use.has_any or self._index(use) != index:
+            if not use.has_any or use.total is None or use.index != index:
                 continue
-            offset, total = self._offset(use), self._total(use)
-            first, last = max(start, offset), min(stop, offset + total.numel())
+            first, last = max(start, use.offset), min(stop, use.offset + use.total.numel())
             if first < last:
-                part_N[first - start : last - start] += total[first - offset : last - offset]
+                part_N[first - start : last - start] += use.total[first - use.offset : last - use.offset]
 
     def drop_strays(self) -> None:
         """See `FurtherUses`."""
@@ -158,17 +159,6 @@ class LocalTies:
         """See `FurtherUses`."""
         for use in self._uses:
             use.has_any = False
-
-    def _index(self, use: _Use) -> int:
-        return self._homes[id(use.first)][0].index
-
-    def _offset(self, use: _Use) -> int:
-        unit, number = self._homes[id(use.first)]
-        return unit.layout.extents[number].offset
-
-    def _total(self, use: _Use) -> Tensor:
-        assert use.total is not None, "a leaf that gets gradients is trained"
-        return use.total.view(-1)
 
     def buffers(self) -> list[Tensor]:
         """Returns the memory of the sums; not to be written to."""
