@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Kind(Enum):
@@ -45,8 +46,7 @@ COMPUTES = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADS, Kind.WEIGHT_GRADS)
 NO_MICRO = -1
 
 
-@dataclass(frozen=True, slots=True, order=False)
-class Action:
+class Action(NamedTuple):
     """One action of a rank.
 
     Attributes:
