@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.jobs.live_status import LiveRank, read_live
-from support.cli import clean_environment
+from support.live_job import live_job
 
 #: Sleeps in the place of computing; two stages and two micro batches wait for a third of a step.
 SCRIPT = """
@@ -55,33 +51,12 @@ for _ in range(30):
 pytestmark = [pytest.mark.timeout(150), pytest.mark.depends_on_speed("stages of 100 ms")]
 
 
-def dsrun(*words: str, env: dict[str, str]) -> str:
-    command = [sys.executable, "-m", "dsrun", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=True).stdout
-
-
-def live_ranks(folder: Path) -> list[LiveRank]:
-    live = read_live(folder)
-    return [] if live is None else [rank for rank in live.ranks if rank.step_s]
-
-
 def test_top_tells_the_stage_and_the_bubble_of_each_rank(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    env = clean_environment(OMP_NUM_THREADS="1", XDG_STATE_HOME=str(tmp_path))
-    command = [sys.executable, "-m", "dsrun", "-n", "2", "--backend", "gloo", "train.py"]
-    job = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        seen: list[LiveRank] = []
-        deadline_s = time.monotonic() + 60
-        while len(seen) < 2 and time.monotonic() < deadline_s:
-            time.sleep(0.2)
-            seen = [rank for folder in (tmp_path / "dsrun" / "jobs").glob("*") for rank in live_ranks(folder)]
-        top = json.loads(dsrun("top", "last", "--json", env=env))["jobs"][0]["ranks"]
-        text = dsrun("top", "last", env=env)
-        _, said = job.communicate(timeout=90)
-    finally:
-        job.kill()
-    assert job.returncode == 0, said
+    with live_job(tmp_path, SCRIPT, "-n", "2", "--backend", "gloo") as job:
+        job.wait_for_ranks(2, lambda rank: rank.step_s)
+        top = json.loads(job.ask("top", "last", "--json"))["jobs"][0]["ranks"]
+        text = job.ask("top", "last")
+        job.end()
 
     assert [(rank["stage"], rank["stages"], rank["schedule_wait"]) for rank in top] == [(0, 2, 0.3333), (1, 2, 0.3333)]
     # The last stage waits for messages in the first half of its bubble alone, and for the others' norm in the second.
@@ -91,5 +66,5 @@ def test_top_tells_the_stage_and_the_bubble_of_each_rank(tmp_path: Path) -> None
     assert job_line.endswith("; 2 stages, whose schedule has ranks wait 33% of a step")
     assert "STAGE  BUBBLE  WAITS MOST IN" in names
     assert [row[names.index("STAGE") :][:3] for row in rows] == ["0/2", "1/2"]
-    waits = json.loads(dsrun("show", "last", "--waits", "--json", env=env))["waits"]
+    waits = json.loads(job.ask("show", "last", "--waits", "--json"))["waits"]
     assert "receive from other stages" in [each["label"] for each in waits["labels"]]

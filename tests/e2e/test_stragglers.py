@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dsrun.contract.job_paths import JobPaths
-from dsrun.launcher.jobs.live_status import LiveRank, read_live
-from support.cli import clean_environment
+from support.live_job import live_job
 
 RANKS, SLOW = 4, 2
 #: Three windows of ten seconds, and some more for the start.
@@ -49,36 +45,14 @@ for _ in range({STEPS}):
 pytestmark = [pytest.mark.timeout(150), pytest.mark.depends_on_speed("ranks that differ by a fifth of 100 ms")]
 
 
-def dsrun(*words: str, env: dict[str, str]) -> str:
-    command = [sys.executable, "-m", "dsrun", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=True).stdout
-
-
-def live_ranks(folder: Path) -> list[LiveRank]:
-    live = read_live(folder)
-    return [] if live is None else [rank for rank in live.ranks if rank.longest_wait]
-
-
 def test_a_rank_that_computes_a_fifth_longer_is_named_with_what_the_others_wait_in(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    env = clean_environment(OMP_NUM_THREADS="1", XDG_STATE_HOME=str(tmp_path))
-    command = [sys.executable, "-m", "dsrun", "-n", str(RANKS), "train.py"]
-    job = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        seen: list[LiveRank] = []
-        deadline_s = time.monotonic() + 60
-        while len(seen) < RANKS and time.monotonic() < deadline_s:
-            time.sleep(0.2)
-            seen = [rank for folder in (tmp_path / "dsrun" / "jobs").glob("*") for rank in live_ranks(folder)]
-        assert len(seen) == RANKS, "every rank tells where it waits longest while it runs"
-        top = json.loads(dsrun("top", "last", "--json", env=env))["jobs"][0]["ranks"]
-        _, said = job.communicate(timeout=90)
-    finally:
-        job.kill()
-    assert job.returncode == 0, said
+    with live_job(tmp_path, SCRIPT, "-n", str(RANKS)) as job:
+        job.wait_for_ranks(RANKS, lambda rank: rank.longest_wait)
+        top = json.loads(job.ask("top", "last", "--json"))["jobs"][0]["ranks"]
+        said = job.end()
 
     # The launcher, from heartbeats alone.
-    (folder,) = (tmp_path / "dsrun" / "jobs").iterdir()
+    (folder,) = job.folders
     events: list[dict[str, Any]] = [json.loads(line) for line in JobPaths(folder).events.read_text().splitlines()]
     (straggler,) = [event for event in events if event["event"] == "straggler"]
     assert straggler["rank"] == SLOW
@@ -96,7 +70,7 @@ def test_a_rank_that_computes_a_fifth_longer_is_named_with_what_the_others_wait_
         assert (share > 0.08) == (rank["rank"] != SLOW), rank
 
     # The ranks' own records.
-    waits = json.loads(dsrun("show", "last", "--waits", "--json", env=env))
+    waits = json.loads(job.ask("show", "last", "--waits", "--json"))
     assert waits["waited_for"]["ranks"] == [SLOW]
     assert waits["waited_for"]["kind"] == "reduce_scatter"
     assert waits["waited_for"]["collective"].startswith("reduce_scatter of unit ")
@@ -105,4 +79,4 @@ def test_a_rank_that_computes_a_fifth_longer_is_named_with_what_the_others_wait_
     assert min(waited_s, key=waited_s.__getitem__) == str(SLOW)
     assert len(waited_s) == RANKS
     assert (waits["waits"]["ranks"], waits["waits"]["steps"]) == (RANKS, 20)
-    assert dsrun("show", "last", "--waits", env=env).startswith(f"rank {SLOW} is waited for: the others wait ")
+    assert job.ask("show", "last", "--waits").startswith(f"rank {SLOW} is waited for: the others wait ")
