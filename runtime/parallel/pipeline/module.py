@@ -20,7 +20,7 @@ from dsrun.errors import ModelError
 from ...generators import host_kept
 from ...stacks import AbsentBlock
 from .grid import PipelineParallelGrid
-from .layer_list.build import LayerWeight, Seeds, hollow, label_of, weigh, with_forward
+from .layer_list.build import LayerWeight, Seeds, label_of, twins_on_meta, weigh, with_forward
 from .layer_list.chunks import LayerStages
 from .layer_list.cut import bounds_of, check_layers, check_shared, checked_topology, ranks_of_chunks
 from .layer_list.run import PlacedLayer, Recompute, has_own_params, recomputed, run_layers
@@ -159,7 +159,7 @@ class PipelineModule(nn.Sequential):
         self._tied: list[TiedParameter] = []
         self._build(specs)
         self._weights.clear()
-        self._looks = hollow(specs) if self.num_stages > 1 else []
+        self._looks = twins_on_meta(specs) if self.num_stages > 1 else []
 
     # What DeepSpeed's class has.
 

@@ -119,7 +119,7 @@ def _on_meta(spec: LayerSpec, index: int) -> nn.Module:
         ) from error
 
 
-def hollow(layers: Sequence[Any]) -> list[Any]:
+def twins_on_meta(layers: Sequence[Any]) -> list[Any]:
     """Returns layers of which modules have their parameters on the meta device; those they share, they still share.
 
     Args:
