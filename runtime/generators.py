@@ -1,6 +1,7 @@
 """The random generators that every Python program has: Python's own, numpy's where it is loaded, torch's of the CPU.
 
-Takes their states, puts them back and seeds them, in this process. Knows nothing of devices, ranks or files.
+Takes their states, puts them back and seeds them, in this process; and finds the torch generators of a device. Knows
+nothing of ranks or files.
 """
 
 from __future__ import annotations
@@ -72,3 +73,17 @@ def host_kept() -> Generator[None]:
         yield
     finally:
         restore_host(before)
+
+
+def generators_of(device: torch.device | None) -> list[torch.Generator]:
+    """Returns torch's default generators that a computation may draw from: the CPU's, and a device's own.
+
+    Args:
+        device: device that computes; None: the CPU.
+    """
+    generators = [torch.default_generator]
+    if device is not None and device.type != "cpu":
+        module: Any = torch.get_device_module(device)
+        index: Any = device.index
+        generators.append(module.default_generators[module.current_device() if index is None else index])
+    return generators

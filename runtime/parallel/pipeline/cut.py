@@ -18,9 +18,10 @@ from torch import nn
 from dsrun.errors import ModelError, Problem
 
 from ...stacks import AbsentBlock, Stack, find_stacks
+from ..twins import twin_of
 from .plain_model.cost import partition_of
 from .plain_model.running import ChunkRunner, CutStack, HollowSlot, OutsideGroup, SecondUse
-from .plain_model.stand_ins import Shape, twin_of
+from .plain_model.stand_ins import Shape
 from .plain_model.uses import Slot, Uses, find_uses, phases_of, slots_of, takes
 from .stages import Partition, TiedParameter
 

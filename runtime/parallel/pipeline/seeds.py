@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from ...generators import generators_of
 from ...own_hooks import OwnHook
 
 _MASK = (1 << 64) - 1
@@ -45,12 +46,7 @@ class LayerSeeds:
         self, pieces: Mapping[nn.Module, int], seed: int, *, data_rank: int, device: torch.device | None = None
     ) -> None:
         self._start = _mix(_mix(seed & _MASK, data_rank), 0)
-        self._generators = [torch.default_generator]
-        if device is not None and device.type != "cpu":
-            module: Any = torch.get_device_module(device)
-            index: Any = device.index
-            index = module.current_device() if index is None else index
-            self._generators.append(module.default_generators[index])
+        self._generators = generators_of(device)
         self._base = self._start
         self._is_running = False
         self._handles: list[RemovableHandle] = []

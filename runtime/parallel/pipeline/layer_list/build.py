@@ -20,8 +20,8 @@ from dsrun.errors import DsrunError, ModelError
 
 from ....generators import host_kept, seed_host
 from ....stacks import AbsentBlock
+from ...twins import twin_of
 from ..layers import LayerSpec
-from ..plain_model.stand_ins import twin_of
 
 
 @dataclass(frozen=True, slots=True)

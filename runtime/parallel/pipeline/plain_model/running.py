@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from dsrun.errors import ModelError
 
+from ...twins import twin_of
 from .stand_ins import (
     Form,
     Shape,
@@ -31,7 +32,6 @@ from .stand_ins import (
     hollow,
     leaves_of,
     other_tensors,
-    twin_of,
     value_at,
     with_value,
 )

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ....stacks import Stack
-from .stand_ins import Form, Shape, acting, hidden_of, hollow, twin_of, value_at
+from ...twins import twin_of
+from .stand_ins import Form, Shape, acting, hidden_of, hollow, value_at
 
 #: Tokens of the made-up sequence.
 _LENGTH = 8
