@@ -22,10 +22,10 @@ from dsrun.contract.environment import stands_for_deepspeed
 from ..checkpoint.save.fence import Fence
 from ..data.loader import TrainingLoader
 from ..data.stream import StreamLoader
+from ..layout.cuts import Cuts
 from ..mesh.join.groups import ProcessGroupMesh
 from ..protocols import Scheduler
 from ..zero.creation.construct import outside_of_constructions
-from ..zero.units.cuts import Cuts
 from .compose.config_notes import tell_program_config
 from .compose.data import make_data
 from .compose.describe import describe_before_cut

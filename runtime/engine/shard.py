@@ -14,6 +14,7 @@ from torch import nn
 from dsrun.config.buckets import gather_budgets, resolve_buckets
 from dsrun.config.config import Config
 
+from ..layout.cuts import Cuts
 from ..memory.arenas import Arenas
 from ..memory.host_pool import Say, host_pool_for
 from ..mesh.agree.same import check_agreement
@@ -32,7 +33,6 @@ from ..zero.creation.unbuilt import UnbuiltParameters
 from ..zero.creation.units import build_store, build_units
 from ..zero.grads.reducer import GradReducer
 from ..zero.params.slots import turns_of
-from ..zero.units.cuts import Cuts
 from ..zero.units.find import UnitSpec
 from ..zero.units.leaves import mark_leaves
 from ..zero.units.plan import ZeroPlan

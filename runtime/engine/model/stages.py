@@ -14,6 +14,7 @@ from torch import nn
 from dsrun.config.config import Config
 from dsrun.errors import ModelError
 
+from ...layout.cuts import Cuts
 from ...mesh.join.groups import ProcessGroupMesh
 from ...optim.groups import GroupAssignment
 from ...parallel.pipeline.cut import cut_model
@@ -22,7 +23,6 @@ from ...parallel.pipeline.layer_list.cut import ranks_of_chunks
 from ...parallel.pipeline.module import PipelineModule
 from ...parallel.pipeline.pieces import piece_numbers
 from ...parallel.pipeline.stages import Partition, Stages, TiedParameter
-from ...zero.units.cuts import Cuts
 from ...zero.units.unit import ParamUnit
 from .ties import LocalTies, cuts_of
 

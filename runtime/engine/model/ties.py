@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ...layout.cuts import EVERYWHERE, CutParameter, Cuts, RankPlacement
 from ...mesh.sums import add_scaled, set_scaled
 from ...parallel.pipeline.stages import Stages
 from ...zero.partition_parameters import memory_of
-from ...zero.units.cuts import EVERYWHERE, CutParameter, Cuts, RankPlacement
 from ...zero.units.trained import is_trained
 from ...zero.units.unit import ParamUnit
 

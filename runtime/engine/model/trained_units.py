@@ -9,9 +9,9 @@ from torch import nn
 
 from dsrun.config.config import Config
 
+from ...layout.cuts import NO_CUTS, Cuts
 from ...precision.configured import autocast_of
 from ...precision.traffic import low_precision_gradients
-from ...zero.units.cuts import NO_CUTS, Cuts
 from ...zero.units.find import UnitSpec, find_units
 
 

@@ -24,12 +24,12 @@ from dsrun.errors import CheckpointError, InputError, ModelError
 from dsrun.files.atomic import sync_folder
 
 from ...checkpoint.export.model_files import StreamedModel
+from ...layout.cuts import RankPlacement, are_cut
 from ...mesh.agree.same import attempt
 from ...mesh.join.groups import ProcessGroupMesh
 from ...zero.access.gathered import GatheredParameters
 from ...zero.access.whole import ParamAccess
 from ...zero.creation.pretrained import TensorSource, assign, persistent_buffers
-from ...zero.units.cuts import RankPlacement, are_cut
 from ...zero.units.trained import is_trained
 from ..model.sharded import ShardedModel
 from .entries import stored_names

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from dsrun.errors import ModelError, Problem
 
 from ...compat import in_backward
+from ...layout.cuts import are_cut
 from ...mesh.collectives import Collectives, Pending
 from ...optim.sharded import ShardOptimizer
 from ...protocols import ChangeFence
@@ -36,7 +37,6 @@ from ..partition_parameters import (
     set_memory,
     settle,
 )
-from ..units.cuts import are_cut
 from ..units.plan import ZeroPlan
 from ..units.released import ReleasedParameter
 from ..units.tier import gather

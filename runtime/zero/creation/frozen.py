@@ -18,6 +18,7 @@ from torch import nn
 
 from dsrun.choices.gather_plan import GatherBudgets, UnitElements, choose_staying
 
+from ...layout.cuts import NO_CUTS, Cuts
 from ...layout.unit_layout import lay_out
 from ...memory.arenas import Arenas
 from ...mesh.collectives import Collectives, own_slice
@@ -25,7 +26,6 @@ from ...precision.policy import PrecisionPolicy
 from ..access.pieces import UnitHome
 from ..params.slots import elements_of
 from ..partition_parameters import home_of, is_zero_param, memory_of, set_memory
-from ..units.cuts import NO_CUTS, Cuts
 from ..units.find import UnitSpec, find_frozen_units
 from ..units.plan import ZeroPlan
 from ..units.tier import ShardTier

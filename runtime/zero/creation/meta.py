@@ -22,9 +22,9 @@ from torch.utils import swap_tensors
 
 from dsrun.errors import ModelError, Problem
 
+from ...layout.cuts import NO_CUTS, Cuts, placement_of
 from ..access.state_dicts import watch_state_dicts
 from ..partition_parameters import home_of
-from ..units.cuts import NO_CUTS, Cuts, placement_of
 from .construct import WholeDuringCalls
 from .unbuilt import UnbuiltParameters
 from .values import check_parts_are_here

@@ -9,13 +9,13 @@ import torch
 
 from dsrun.choices.gather_plan import GatherPlan
 
+from ...layout.cuts import RankPlacement, in_cut
 from ...memory.arenas import Arenas
 from ...mesh.collectives import Collectives
 from ...precision.policy import PrecisionPolicy
 from ..params.slots import in_dtype
 from ..params.slotted import SlottedStore
 from ..params.store import ParamStore, ResidentStore
-from ..units.cuts import RankPlacement, in_cut
 from ..units.find import UnitSpec
 from ..units.plan import ZeroPlan
 from ..units.unit import ParamUnit, group_by

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from dsrun.errors import ModelError, Problem
 
+from ...layout.cuts import RankPlacement, are_cut
 from ...mesh.collectives import own_slice
 from ..access.pieces import UnitHome
 from ..partition_parameters import ShardedParameter, home_of, is_zero_param
-from ..units.cuts import RankPlacement, are_cut
 from ..units.find import UnitSpec
 from ..units.unit import ParamUnit
 from .stored_files import StoredHome

@@ -16,9 +16,9 @@ Works on the module tree alone: no buffers, no collectives.
 Frozen parameters are not in these units. Those that a unit's module has to itself may become a unit of their own,
 gathered together with it (stage 3). The others stay whole on every rank: they would be needed from the first to the
 last moment, so a slice beside the whole would save nothing.
-Parameters of a unit lie alike on the ranks (`cuts.py`): of a block that an axis has cut in part, those of one placement
-are the block's unit, as most of its elements are, and the others are in a rest unit of their placement. Every rank must
-find the same units, so sizes are those of whole parameters: ranks may have parts of unlike sizes.
+Parameters of a unit lie alike on the ranks (`layout/cuts.py`): of a block that an axis has cut in part, those of one
+placement are the block's unit, as most of its elements are, and the others are in a rest unit of their placement. Every
+rank must find the same units, so sizes are those of whole parameters: ranks may have parts of unlike sizes.
 A parameter that several parts of a pipeline use is a rest unit of its own, under the name of its first use: it is the
 same unit on all of their ranks, and where one rank has all parts. These units come last, by name.
 A frozen parameter that is cut is refused, for whatever stays whole has one value on all ranks.
@@ -37,9 +37,7 @@ from torch import nn
 from dsrun.checkpoint_files.index.region import TensorBoxes
 from dsrun.errors import ModelError, Problem
 
-from ...stacks import SMALL_NUMEL, blocks_of
-from ..partition_parameters import is_ordinary
-from .cuts import (
+from ...layout.cuts import (
     EVERYWHERE,
     NO_CUTS,
     Cuts,
@@ -52,6 +50,8 @@ from .cuts import (
     placement_of,
     whole_numel,
 )
+from ...stacks import SMALL_NUMEL, blocks_of
+from ..partition_parameters import is_ordinary
 from .leaves import is_leaf
 from .trained import is_trained
 

@@ -18,12 +18,12 @@ import dsrun
 from dsrun.checkpoint_files.index.region import Region, TensorBoxes
 from dsrun.config.axes import AXES, AxisRow
 from dsrun.errors import CheckpointError, DsrunError, ModelError
+from dsrun.runtime.layout.cuts import CutParameter, Cuts, RankPlacement
 from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.zero.creation.meta import materialise
 from dsrun.runtime.zero.creation.unbuilt import UnbuiltParameters
 from dsrun.runtime.zero.params.slotted import SlottedStore
-from dsrun.runtime.zero.units.cuts import CutParameter, Cuts, RankPlacement
 from dsrun.runtime.zero.units.find import UnitSpec
 from dsrun.runtime.zero.units.tier import ShardTier
 from dsrun.runtime.zero.units.unit import ParamUnit

@@ -20,8 +20,8 @@ import dsrun
 from dsrun.checkpoint_files.index.region import Region, TensorBoxes
 from dsrun.config.axes import AXES, AxisRow
 from dsrun.mesh_spec import Role
+from dsrun.runtime.layout.cuts import CutParameter, Cuts, RankPlacement
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
-from dsrun.runtime.zero.units.cuts import CutParameter, Cuts, RankPlacement
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks as run_processes
 from support.threaded_ranks import ranks_of_threads

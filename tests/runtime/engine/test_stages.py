@@ -18,8 +18,8 @@ from torch import Tensor, nn
 import dsrun
 from dsrun.config.axes import AXES, AxisRow
 from dsrun.errors import CheckpointError, DsrunError, ModelError
+from dsrun.runtime.layout.cuts import CutParameter, Cuts, RankPlacement
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
-from dsrun.runtime.zero.units.cuts import CutParameter, Cuts, RankPlacement
 from support.threaded_ranks import ranks_of_threads
 
 CPU = torch.device("cpu")

@@ -20,8 +20,8 @@ from dsrun.estimate.model.units import ModelSize
 from dsrun.estimate.run.settings import RunSettings
 from dsrun.estimate.time.collectives import collective_bytes
 from dsrun.runtime.engine.compose.describe import build_on_meta, describe, describe_units
+from dsrun.runtime.layout.cuts import CutParameter, RankPlacement
 from dsrun.runtime.mesh.loopback import LoopbackWorld
-from dsrun.runtime.zero.units.cuts import CutParameter, RankPlacement
 from dsrun.runtime.zero.units.find import find_units
 from dsrun.runtime.zero.units.unit import ParamUnit
 from support.models import TinyGPT

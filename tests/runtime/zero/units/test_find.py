@@ -10,7 +10,7 @@ from torch import nn
 
 from dsrun.checkpoint_files.index.region import Region, TensorBoxes
 from dsrun.errors import ModelError
-from dsrun.runtime.zero.units.cuts import CutParameter, Cuts, RankPlacement
+from dsrun.runtime.layout.cuts import CutParameter, Cuts, RankPlacement
 from dsrun.runtime.zero.units.find import REST, UnitSpec, find_frozen_units, find_units
 from support.models import Block, TinyGPT
 
