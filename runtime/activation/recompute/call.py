@@ -8,7 +8,8 @@ While a call runs, autograd gets a `Stub` for every tensor that an operation sav
 kept of the call is what it takes to run it again: its inputs, the state of random generators, and the autocast that
 was on. When backward asks for the first stub, the call runs again; the n-th tensor that is saved then is the one that
 the n-th stub stands for. The graph of that second run is thrown away: its values are wanted, not its nodes. The run
-stops as soon as the last wanted tensor is there, so the last matrix product of a block is not made twice.
+stops as soon as the last wanted tensor is there, so the last matrix product of a block is not made twice. What ranks
+have summed in the first run is kept too, so the second one enters no collective of that kind.
 
 [Note: chains]
 Calls of one segment form a chain. An input that is an output of an earlier call of the chain, unchanged, is not kept,
@@ -37,6 +38,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from dsrun.errors import ModelError
 
+from ...kept_results import KeptResults, keeping
 from ..keep.keeper import AsItIs, Ticket
 from ..keep.nested import tensors_in, with_leaves, with_tensors
 from .options import CallOptions
@@ -56,7 +58,8 @@ def running(call: RecomputedCall) -> Generator[None]:
     """Inside, `call` is the present one."""
     token = _present.set(call)
     try:
-        yield
+        with keeping(call.results):
+            yield
     finally:
         _present.reset(token)
 
@@ -113,6 +116,7 @@ class RecomputedCall:
             it on and off.
         arguments: arguments of the second run in progress; None for none.
         stubs: stubs of the tensors that the call saved.
+        results: results of other ranks' that the first run has kept.
 
     Args:
         name: name of the call in messages and tables.
@@ -140,6 +144,7 @@ class RecomputedCall:
         self.before = None if chain is None or chain.last is None else chain.last()
         self._inputs: list[_Kept | _FromCall] = []
         self.kept_bytes = 0
+        self.results = KeptResults()
         given = list(tensors_in((args, kwargs)))
         self._waits_for = _accelerators_of(given) if options.synchronize or options.observer is not None else None
         self._then = Surroundings(given, options.tracker, preserve_rng=options.preserve_rng)
@@ -173,6 +178,7 @@ class RecomputedCall:
     def end(self, output: Any) -> None:
         """The first run has ended with this output."""
         self._ended = True
+        self.kept_bytes += self.results.nbytes
         self._then.settle()
         if self._waits_for is not None:
             self._waits_for |= _accelerators_of(tensors_in(output))
@@ -250,6 +256,7 @@ class RecomputedCall:
         inputs = [self._input(source, found) for source in self._inputs]
         args, kwargs = with_leaves(self._arguments, _Place, lambda place: inputs[place.position])
         self.stubs.expect(stops=stops, hint=_cache_hint(args, kwargs))
+        self.results.run_again()
         self.arguments = (args, kwargs)
         self.listens = not isinstance(self.run, nn.Module)
         output: Any = None
@@ -262,6 +269,7 @@ class RecomputedCall:
             self.arguments = None
         if fills:
             self.stubs.check_all_came()
+            self.results.clear()
             self._filled = True
         if self._options.observer is not None:
             self._wait()

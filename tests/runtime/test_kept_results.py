@@ -1,0 +1,66 @@
+"""Results of other ranks' that a recomputed call keeps for its second run."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dsrun.runtime.kept_results import KeptResults, keeping, kept_result
+
+
+class Made:
+    """Makes tensors, and counts how often."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> Tensor:
+        self.count += 1
+        return torch.full((2,), float(self.count))
+
+
+def test_outside_of_a_call_each_result_is_made() -> None:
+    make = Made()
+    assert [kept_result(make)[0].item() for _ in range(2)] == [1, 2]
+
+
+def test_a_second_run_gets_what_the_first_has_made_in_order() -> None:
+    make, results = Made(), KeptResults()
+    with keeping(results):
+        first = [kept_result(make) for _ in range(3)]
+    assert results.nbytes == 3 * 8
+    for _ in range(2):
+        results.run_again()
+        with keeping(results):
+            again = [kept_result(make) for _ in range(3)]
+        assert [value[0].item() for value in again] == [1, 2, 3]
+    assert make.count == 3
+    assert again[0].data_ptr() == first[0].data_ptr(), "no copy is kept"
+
+
+def test_what_was_written_to_since_is_made_again() -> None:
+    make, results = Made(), KeptResults()
+    with keeping(results):
+        kept_result(make).add_(1)
+        kept_result(make)
+    results.run_again()
+    with keeping(results):
+        assert kept_result(make)[0].item() == 3
+        assert kept_result(make)[0].item() == 2
+
+
+def test_inside_a_part_that_is_of_no_call_nothing_is_kept() -> None:
+    make, results = Made(), KeptResults()
+    with keeping(results):
+        kept_result(make)
+        with keeping(None):
+            kept_result(make)
+    assert results.nbytes == 8
+
+
+def test_a_call_that_is_over_keeps_nothing() -> None:
+    make, results = Made(), KeptResults()
+    with keeping(results):
+        kept_result(make)
+    results.clear()
+    assert results.nbytes == 0
