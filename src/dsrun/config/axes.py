@@ -172,6 +172,22 @@ def division_text(spec: MeshSpec) -> str:
     return f"{spec.world_size} ranks / {_product(others)}"
 
 
+def coordinate_text(spec: MeshSpec, rank: int) -> str:
+    """Returns where a rank stands on the axes with several ranks, as `data 1, tensor 0`.
+
+    Empty where data parallelism is all there is: the rank's number says it.
+
+    Args:
+        spec: the grid.
+        rank: number of the rank.
+    """
+    names = spec.wide([axis.name for axis in spec.axes])
+    if all(row.size is None for row in AXES if row.name in names):
+        return ""
+    here = spec.coordinate(rank)
+    return ", ".join(f"{name} {here[name]}" for name in names)
+
+
 def _key_of(row: AxisRow, config: Config, size: int) -> str:
     """Returns the key that gives an axis its size; empty where no key of the config does."""
     for key in row.keys:

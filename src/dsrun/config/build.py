@@ -7,9 +7,10 @@ that is valid *does* here is judged afterwards, in `status`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, cast, get_args
+from typing import Any, cast, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -54,6 +55,11 @@ def section_in(info: FieldInfo) -> type[Section] | None:
     return None
 
 
+def is_list(info: FieldInfo) -> bool:
+    """Whether a field that holds a section holds a list of them."""
+    return get_origin(info.annotation) is tuple
+
+
 def build_section(model: type[Section], node: Node, path: str, build: Build) -> Section | None:
     """Checks one object and everything inside it.
 
@@ -80,7 +86,12 @@ def build_section(model: type[Section], node: Node, path: str, build: Build) -> 
         if model.knob_of(name).choices is not None:
             continue
         inner = section_in(info)
-        if inner is not None:
+        if inner is not None and is_list(info):
+            items = _build_items(inner, child, child_path, build)
+            if items is not None:
+                values[name] = items
+                build.sources.setdefault(child_path, Source(Kind.FILE, key_at))
+        elif inner is not None:
             section = build_section(inner, child, child_path, build)
             if section is not None:
                 values[name] = section
@@ -89,6 +100,16 @@ def build_section(model: type[Section], node: Node, path: str, build: Build) -> 
             build.sources.setdefault(child_path, Source(Kind.FILE, key_at))
     _build_choices(model, values, members, node, path, build)
     return _instance(model, values, members, node, path, build)
+
+
+def _build_items(model: type[Section], node: Node, path: str, build: Build) -> tuple[Section, ...] | None:
+    """Checks a list of objects, each at its place in the list; None where it is no list, or one cannot exist."""
+    if not isinstance(node.value, list):
+        build.report.error(Code.BAD_VALUE, path, f"`{path}` is {_shown(node)}; expected a list of objects", node.at)
+        return None
+    sections = [build_section(model, child, f"{path}[{place}]", build) for place, child in enumerate(node.value)]
+    found = tuple(section for section in sections if section is not None)
+    return found if len(found) == len(sections) else None
 
 
 def _known_members(
@@ -297,7 +318,8 @@ def _as_switch(model: type[Section], node: Node) -> str | None:
 
 
 def _see(full: str) -> str:
-    return f"see `dsrun config explain {full}`"
+    key = re.sub(r"\[\d+\]", "", full)
+    return f"see `dsrun config explain {key}`"
 
 
 def _wanted(model: type[Section], name: str) -> str:

@@ -2,8 +2,9 @@
 
 [Note: configs of programs] Where a script takes dsrun for DeepSpeed, a dict that it hands over was made by a program,
 and whoever runs that cannot mend it. Its odd forms are read with a note each (`programs.py`), and sections that would
-only tell about the run are left out with one (`Section.only_tells`). Keys that nobody knows, and what this version
-cannot do, are refused as in a file. A checkpoint is complete when its save returns, for a dict and a file alike.
+only tell about the run are left out with one (`Section.only_tells`). Samples that it counts on every rank of a layer
+count once. Keys that nobody knows, and what this version cannot do, are refused as in a file. A checkpoint is complete
+when its save returns, for a dict and a file alike.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dsrun.config.axes import misfit, wide_keys
+from dsrun.config.axes import axes_of, misfit, wide_keys
 from dsrun.config.batch import MICRO_KEY, STEPS_KEY, TRAIN_KEY
 from dsrun.config.build import Build, build_section, is_comment
 from dsrun.config.config import Config, Facts, has_open_stages, is_left_to_script
@@ -30,10 +31,25 @@ from dsrun.errors import ConfigError
 
 _ASYNCHRONOUS = "checkpoint.asynchronous"
 _STAGES = "pipeline.stages"
+_TENSOR_SIZE = "tensor_parallel.autotp_size"
+_TENSOR_DTYPE = "tensor_parallel.dtype"
 
 
 class NotAConfigError(ConfigError):
     """The file is readable and none of its keys belongs to a training config."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptTensorParallel:
+    """What a script has said of tensor parallelism by `tp_model_init`, before the config is read.
+
+    Attributes:
+        size: ranks that share a layer.
+        dtype: format of the model: `fp32`, `fp16` or `bf16`.
+    """
+
+    size: int
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +71,7 @@ def load(
     world_size: int | None = None,
     as_deepspeed: bool = False,
     pipeline_stages: int | None = None,
+    tensor_parallel: ScriptTensorParallel | None = None,
 ) -> Config:
     """Loads and checks a config.
 
@@ -64,12 +81,20 @@ def load(
         as_deepspeed: whether the script takes dsrun for DeepSpeed, see [Note: configs of programs].
         pipeline_stages: stages that the script's model has been cut into; None where it has been cut into none. The
             config may leave them out, and may say no other number.
+        tensor_parallel: arguments of the script's `tp_model_init`; None where it has not called it. The config may
+            leave the size out, and may say nothing else.
 
     Raises:
         ConfigError: everything that is wrong, each with its place; with a world size also batch values that are
             `"auto"` and follow from nothing.
     """
-    inspection = inspect(source, world_size=world_size, as_deepspeed=as_deepspeed, pipeline_stages=pipeline_stages)
+    inspection = inspect(
+        source,
+        world_size=world_size,
+        as_deepspeed=as_deepspeed,
+        pipeline_stages=pipeline_stages,
+        tensor_parallel=tensor_parallel,
+    )
     if inspection.config is None:
         error = errors_of(inspection.findings)
         assert error is not None, "a config is missing only where an error says why"
@@ -86,6 +111,7 @@ def inspect(
     keep_planned: bool = False,
     as_deepspeed: bool = False,
     pipeline_stages: int | None = None,
+    tensor_parallel: ScriptTensorParallel | None = None,
 ) -> Inspection:
     """Checks a config without raising for what is wrong inside it.
 
@@ -97,6 +123,7 @@ def inspect(
         keep_planned: return the config also where its only errors are keys of a later version, to plan with.
         as_deepspeed: whether the script takes dsrun for DeepSpeed, see [Note: configs of programs].
         pipeline_stages: stages that the script's model has been cut into, as for `load`.
+        tensor_parallel: arguments of the script's `tp_model_init`, as for `load`.
 
     Raises:
         ConfigError: the source cannot be read or parsed at all.
@@ -111,6 +138,7 @@ def inspect(
         as_deepspeed=as_deepspeed,
         given=given,
         pipeline_stages=pipeline_stages,
+        tensor_parallel=tensor_parallel,
     )
 
 
@@ -123,6 +151,7 @@ def inspect_tree(
     as_deepspeed: bool = False,
     given: Mapping[str, Any] | None = None,
     pipeline_stages: int | None = None,
+    tensor_parallel: ScriptTensorParallel | None = None,
 ) -> Inspection:
     """Checks a config that has been read already.
 
@@ -135,6 +164,7 @@ def inspect_tree(
         as_deepspeed: whether the script takes dsrun for DeepSpeed, see [Note: configs of programs].
         given: dict that the config was read from; None where it was a file or text.
         pipeline_stages: stages that the script's model has been cut into, as for `load`.
+        tensor_parallel: arguments of the script's `tp_model_init`, as for `load`.
 
     Raises:
         ConfigError: it is no object, or no config at all.
@@ -155,10 +185,14 @@ def inspect_tree(
             config = _saves_like_deepspeed(config, build.sources, report, root.at)
         if pipeline_stages is not None:
             config = _with_stages(config, pipeline_stages, build.sources, report, root.at)
+        if tensor_parallel is not None:
+            config = _with_tensor_parallel(config, tensor_parallel, build.sources, report, root.at)
         config = config.with_facts(Facts(source=name, raw=raw, given=given, provenance=Provenance(build.sources)))
         _check_whole(config, root, report, by_program=by_program)
         refused = [finding.key for finding in _refusals(report, keep_planned)]
         if world_size is None or _check_division(config, world_size, refused, report):
+            if by_program and world_size is not None:
+                config = _with_samples_once(config, world_size, report)
             config = _check_batch(config, world_size, report)
             check_micro_batches(config, config.batch, report)
     findings = fold_idle_keys(report.findings, root.at) if by_program else report.findings
@@ -214,6 +248,32 @@ def _with_stages(config: Config, stages: int, sources: dict[str, Source], report
     return config
 
 
+def _with_tensor_parallel(
+    config: Config, script: ScriptTensorParallel, sources: dict[str, Source], report: Report, at: Position
+) -> Config:
+    """Takes the ranks that share a layer from the script's `tp_model_init` where the config leaves them out."""
+    dtype = "bf16" if config.bf16.enabled else "fp16" if config.fp16.enabled else "fp32"
+    if script.dtype != dtype:
+        said = "neither `bf16` nor `fp16` is enabled" if dtype == "fp32" else f"`{dtype}.enabled` is true"
+        message = f"the script's tp_model_init has dtype {script.dtype}, and {said}: the model is in {dtype}"
+        hint = f"give tp_model_init the dtype {dtype}" + (
+            "" if script.dtype == "fp32" else f", or enable `{script.dtype}`"
+        )
+        report.error(Code.COMBINATION, _TENSOR_DTYPE, message, at, hint)
+    if _TENSOR_SIZE not in sources or sources[_TENSOR_SIZE].kind is not Kind.FILE:
+        sources[_TENSOR_SIZE] = Source(Kind.DERIVED, None, "from the script's tp_model_init")
+        section = config.tensor_parallel.model_copy(update={"autotp_size": script.size})
+        return config.model_copy(update={"tensor_parallel": section})
+    written = config.tensor_parallel.autotp_size
+    if written != script.size:
+        message = (
+            f"`{_TENSOR_SIZE}` is {written}, and the script's tp_model_init has {script.size}; expected the same number"
+        )
+        place = sources[_TENSOR_SIZE].position or at
+        report.error(Code.COMBINATION, _TENSOR_SIZE, message, place, "say it in one of the two places")
+    return config
+
+
 def _check_whole(config: Config, root: Node, report: Report, *, by_program: bool) -> None:
     # What a rule refuses is not told to be without effect, too.
     stage = 3 if is_offload_refused(config) else config.cutting_stage
@@ -223,11 +283,15 @@ def _check_whole(config: Config, root: Node, report: Report, *, by_program: bool
 
     def place_of(path: str) -> Position:
         node, at = root, root.at
-        for key in path.split("."):
+        for part in path.split("."):
+            key, _, place = part.partition("[")
             members = node.members
             if members is None or key not in members:
                 return at
             node, at = members[key], node.keys_at.get(key, members[key].at)
+            if place and isinstance(node.value, list):
+                node = node.value[int(place.rstrip("]"))]
+                at = node.at
         return at
 
     check_rules(config, report, place_of, lambda path: path in config.provenance)
@@ -249,6 +313,28 @@ def _check_division(config: Config, world_size: int, refused: Sequence[str], rep
     if not any(f"{key}.".startswith(f"{other}.") for key in wide_keys(config) for other in refused):
         report.error(finding.code, finding.key, finding.message, finding.position, finding.hint)
     return False
+
+
+def _with_samples_once(config: Config, world_size: int, report: Report) -> Config:
+    """Counts samples of ranks that share each layer once, where a program has counted them on every rank.
+
+    The Trainer of transformers does, and DeepSpeed's own check of the sizes knows no tensor parallelism without an mpu.
+    """
+    train, micro, steps = (
+        config.train_batch_size,
+        config.train_micro_batch_size_per_gpu,
+        config.gradient_accumulation_steps,
+    )
+    sharing = config.tensor_parallel.size
+    samples = axes_of(config, world_size).role_size("batch")
+    if train is None or micro is None or steps is None or sharing == 1 or train != micro * steps * samples * sharing:
+        return config
+    message = (
+        f"`{TRAIN_KEY}` is {train}, which counts the samples of all {world_size} ranks; read as {train // sharing}, "
+        f"for {sharing} ranks that share each layer have the same samples"
+    )
+    report.note(Code.BATCH, TRAIN_KEY, message, config.batch_place())
+    return config.model_copy(update={TRAIN_KEY: train // sharing})
 
 
 def _check_batch(config: Config, world_size: int | None, report: Report) -> Config:

@@ -167,10 +167,7 @@ CORPUS: dict[str, tuple[dict[str, Any], Verdict]] = {
     ),
     "tensor parallel size at the wrong level": (
         {"train_batch_size": 8, "tensor_parallel": {"tp_size": 4}},
-        {
-            "tensor_parallel.tp_size": (WARNING, Code.OLD_SPELLING),
-            "tensor_parallel.autotp_size": (ERROR, Code.PLANNED),
-        },
+        {"tensor_parallel.tp_size": (WARNING, Code.OLD_SPELLING)},
     ),
     "compile as it was": (
         {"train_batch_size": 8, "compile": {"disable": False, "backend": "inductor"}},

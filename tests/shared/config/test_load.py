@@ -236,8 +236,8 @@ def test_batch_misfit_is_found_for_the_given_world_size(tmp_path: Path) -> None:
             "`zero_optimization.zenflow` is set; this version does not update gradients selectively (ZenFlow) yet",
         ),
         (
-            {"tensor_parallel": {"autotp_size": 4}},
-            "`tensor_parallel.autotp_size` is 4; this version does not cut layers over ranks (tensor parallelism) yet",
+            {"sequence_parallel_size": 4},
+            "`sequence_parallel_size` is 4; this version does not cut sequences over ranks yet",
         ),
         (
             {"optimizer": {"type": "MuAdam", "params": {"lr": 1}}},

@@ -260,7 +260,6 @@ def test_the_same_in_a_dict_of_a_script_of_dsrun_stays_strict() -> None:
 KITS = kits.configs()
 #: Keys for which a kit's config is refused, whoever reads it.
 REFUSED_OF_KITS = {
-    "LLaMA-Factory z2_autotp": ["tensor_parallel.autotp_size"],
     # Words that DeepSpeed reads nowhere.
     "LLaMA-Factory z3_fp8": ["comms_config", "monitor_config"],
 }
@@ -429,7 +428,6 @@ def test_sections_that_only_tell_are_left_out_with_one_note(section: str) -> Non
 @pytest.mark.parametrize(
     ("key", "more"),
     [
-        ("tensor_parallel.autotp_size", {"tensor_parallel": {"autotp_size": 2}}),
         ("sequence_parallel_size", {"sequence_parallel_size": 2}),
         (
             "zero_optimization.zero_hpz_partition_size",
@@ -443,6 +441,35 @@ def test_sections_that_only_tell_are_left_out_with_one_note(section: str) -> Non
 )
 def test_typos_and_what_cannot_be_done_stay_refused_by_name(key: str, more: dict[str, Any]) -> None:
     assert key in [error.key for error in errors(more)]
+
+
+# Batches --------------------------------------------------------------------------------------------------------------
+
+
+def tensor_parallel(train: int, **more: Any) -> dict[str, Any]:
+    sizes = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3}
+    return {"train_batch_size": train, **sizes, "tensor_parallel": {"autotp_size": 2}, **more}
+
+
+def test_samples_that_a_trainer_counts_on_every_rank_of_a_layer_count_once(tmp_path: Path) -> None:
+    """As transformers' does: 4 ranks, of which 2 have samples of their own."""
+    config = load(tensor_parallel(24), world_size=4, as_deepspeed=True)
+    assert config.batch is not None
+    assert (config.batch.train_batch_size, config.train_batch_size) == (12, 12)
+    said = [finding.message for finding in config.findings if finding.key == "train_batch_size"]
+    assert said == [
+        "`train_batch_size` is 24, which counts the samples of all 4 ranks; read as 12, for 2 ranks that share each "
+        "layer have the same samples"
+    ]
+    right = load(tensor_parallel(12), world_size=4, as_deepspeed=True)
+    assert right.batch == config.batch
+    assert "train_batch_size" not in [finding.key for finding in right.findings]
+    # Whoever has written it himself is told, and so is a program that has miscounted.
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(tensor_parallel(24)))
+    for source, is_deepspeed in ((path, True), (tensor_parallel(24), False), (tensor_parallel(48), True)):
+        with pytest.raises(ConfigError, match="!= micro batch 2 x accumulation 3 x data-parallel size 2"):
+            load(source, world_size=4, as_deepspeed=is_deepspeed)
 
 
 # Saving ---------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Every recipe in configs/ can be planned, those that wait for features too."""
+"""Every recipe in configs/ can be planned."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from dsrun.estimate.run.settings import read_settings
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 RECIPES = sorted([*CONFIGS.glob("*.json"), *CONFIGS.glob("*.yaml")])
-PLANNED = sorted((CONFIGS / "planned").glob("*.json"))
 
 
 def plan(
@@ -53,13 +52,6 @@ def test_a_recipe_is_planned_and_runs(path: Path) -> None:
     assert prediction.tier("GPU").complete
 
 
-@pytest.mark.parametrize("path", PLANNED, ids=lambda path: path.name)
-def test_a_planned_recipe_is_planned_and_said_not_to_run(path: Path) -> None:
-    prediction = plan(path, ranks=128)
-    assert not prediction.settings.can_run
-    assert prediction.tier("GPU").complete
-
-
 @pytest.mark.parametrize(
     ("recipe", "model", "gpu", "ranks"),
     [
@@ -80,7 +72,7 @@ def test_a_recipe_fits_the_machine_in_its_name(recipe: str, model: str, gpu: str
         ("finetune-7b-8x24gb.json", "7B", 8),
         ("finetune-7b-8x80gb.json", "7B", 8),
         ("pretrain-1b-8x80gb.json", "1B", 8),
-        ("planned/pretrain-405b-128x80gb.json", "405B", 128),
+        ("pretrain-405b-128x80gb.json", "405B", 128),
     ],
 )
 def test_the_comment_of_a_recipe_says_what_its_states_take(recipe: str, model: str, ranks: int) -> None:

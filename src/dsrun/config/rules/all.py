@@ -13,6 +13,7 @@ from dsrun.config.rules.optimizer import check_optimizer, check_scheduler
 from dsrun.config.rules.pipeline import check_pipeline
 from dsrun.config.rules.placement import check_placement
 from dsrun.config.rules.precision import check_precision
+from dsrun.config.rules.tensor import check_tensor
 from dsrun.config.sections.training import Training
 from dsrun.config.text.tree import Position
 
@@ -40,6 +41,7 @@ def check_rules(config: Training, report: Report, place_of: PlaceOf, is_given: I
     check_idle_offload(config, report, place_of, is_given)
     check_placement(config, report, place_of)
     check_pipeline(config, report, place_of, is_given)
+    check_tensor(config, report, place_of)
     if config.optimizer is not None:
         check_optimizer(config.optimizer, report, place_of, is_given)
     if config.scheduler is not None:
@@ -47,8 +49,7 @@ def check_rules(config: Training, report: Report, place_of: PlaceOf, is_given: I
 
 
 def _activations(config: Training, report: Report, place_of: PlaceOf) -> None:
-    tensor_parallel = max(config.tensor_parallel.autotp_size, config.tensor_parallel.tp.tp_size) > 1
-    for clash in clashes(config.activation_checkpointing, tensor_parallel=tensor_parallel):
+    for clash in clashes(config.activation_checkpointing, tensor_parallel=config.tensor_parallel.size > 1):
         report.error(Code.COMBINATION, clash.key, clash.message, place_of(clash.key), clash.hint)
 
 

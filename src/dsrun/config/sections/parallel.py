@@ -1,7 +1,7 @@
 """Schema of the parallel axes beside data: tensors, pipeline stages, experts; and of compilation."""
 
 import re
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
+from typing import Annotated, ClassVar, Literal, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field
 
@@ -9,9 +9,9 @@ from dsrun.config.knob import Auto, Section, Status, knob, unset
 from dsrun.config.values import Count, Dtype, Flag, Names, Positive, PositiveOrAuto, Real
 from dsrun.pipeline_schedules.generate import ScheduleName
 
-_TP = "cut layers over ranks (tensor parallelism)"
 _EP = "spread experts over ranks"
 _BY_CLASS = "type:"
+_DTYPES = {"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 
 
 def _as_partition(value: object) -> object:
@@ -39,41 +39,198 @@ PartitionMethod: TypeAlias = Annotated[
 ]
 
 
+def _in_lower_case(value: object) -> object:
+    """Reads any case, as DeepSpeed does."""
+    return value.lower() if isinstance(value, str) else value
+
+
+def _as_dtype(value: object) -> object:
+    """Reads torch's names of formats beside the short ones."""
+    return _DTYPES.get(value.removeprefix("torch.").lower(), value) if isinstance(value, str) else value
+
+
+def _as_shape(value: object) -> object:
+    """Reads a shape: whole numbers or -1, and one list of lengths in place of a number."""
+    if not isinstance(value, list):
+        return value
+    found: list[int | tuple[int, ...]] = []
+    for item in cast("list[object]", value):
+        inner = cast("list[object]", item) if isinstance(item, list) else None
+        lengths = [item] if inner is None else inner
+        least = -1 if inner is None else 1
+        whole = [number for number in lengths if isinstance(number, int) and not isinstance(number, bool)]
+        if whole != lengths or not whole or any(number < least or number == 0 for number in whole):
+            raise ValueError("no length")
+        found.append(whole[0] if inner is None else tuple(whole))
+    if not found or sum(isinstance(item, tuple) for item in found) > 1:
+        raise ValueError("no shape")
+    return tuple(found)
+
+
 class TensorParallelGroup(Section):
-    """DeepSpeed's inner `tp` object, which it accepts and ignores."""
+    """DeepSpeed's inner `tp` object: the size once more."""
 
-    default_status = Status.PLANNED
-    default_reason = _TP
+    dropped: ClassVar = {
+        "mpu": "ranks are divided by the sizes of the axes",
+        "tp_group": "ranks are divided by the sizes of the axes",
+    }
 
-    tp_size: Annotated[Positive, knob("Ranks that share a layer.", unit="ranks")] = 1
-    tp_grain_size: Annotated[Positive, knob("Cut at multiples of this.", unit="elements")] = 1
+    tp_size: Annotated[
+        Positive, knob("Ranks that share a layer, where `autotp_size` does not say it.", unit="ranks")
+    ] = 1
+    tp_grain_size: Annotated[
+        Positive,
+        knob(
+            "Cut at multiples of this.",
+            unit="elements",
+            status=Status.NO_MEANING,
+            reason="parts are as even as whole heads allow, in DeepSpeed's training too",
+        ),
+    ] = 1
+
+
+class LayerSpec(Section):
+    """How layers are cut whose parameters have matching names; of several specs that match, the first counts."""
+
+    patterns: Annotated[
+        Names,
+        knob(
+            "Regular expressions that a parameter's whole name begins with, `.weight` or `.bias` included.",
+            expects="a regular expression, or a list of them",
+        ),
+    ] = ()
+    partition_type: Annotated[
+        Annotated[Literal["column", "row", "skip"], BeforeValidator(_in_lower_case)],
+        knob("Cut outputs (`column`), or inputs (`row`, behind a column), or leave whole (`skip`)."),
+    ] = "column"
+    shape: Annotated[
+        Annotated[tuple[int | tuple[int, ...], ...], BeforeValidator(_as_shape)] | None,
+        knob(
+            "Shape in which the weight is looked at, for parts that stand side by side and are each cut: [2, -1] for "
+            "gate and up, [[q, k, v], -1] for three of unlike length. -1: as the weight has it.",
+            expects="a list of whole numbers or -1, one of which may be a list of lengths",
+        ),
+    ] = None
+    partition_dim: Annotated[
+        Count | None, knob("Dim of `shape` that is cut, or has the parts; 0 for `column` and 1 for `row` if not set.")
+    ] = None
+    gather_output: Annotated[Flag, knob("Put the outputs of a `column` together behind it.")] = False
+    grad_allreduce: Annotated[
+        Flag, knob("Sum the gradients of a layer that is skipped, for it works on parts: a norm of heads.")
+    ] = False
+    model_types: Annotated[
+        Names | None, knob("Values of the model's `config.model_type` for which the rule counts; all if not set.")
+    ] = None
+
+
+class PartitionConfig(Section):
+    """Which layers are cut, and how."""
+
+    dropped: ClassVar = {
+        "tp_size": "`tensor_parallel.autotp_size` says how many ranks share a layer",
+        "embedding_partition_dim": "nothing reads it, in DeepSpeed either; embeddings have rules as Linears have",
+    }
+
+    use_default_specs: Annotated[Flag, knob("Try the rules of `preset_model` behind these.")] = True
+    strict_mode: Annotated[Flag, knob("Refuse a model with a Linear that no rule matches.")] = False
+    layer_specs: Annotated[tuple[LayerSpec, ...], knob("Rules, tried in order.", expects="a list of objects")] = ()
+    lm_head_patterns: Annotated[
+        Names, knob("Last parts of names that an output layer may have, for `vocab_parallel_lm_head`.")
+    ] = ("lm_head", "embed_out")
 
 
 class TensorParallel(Section):
     """Layers cut over ranks."""
 
-    default_status = Status.PLANNED
-    default_reason = _TP
-    renamed: ClassVar = {"tp_size": "autotp_size", "tensor_parallel": "tp"}
+    renamed: ClassVar = {
+        "tp_size": "autotp_size",
+        "tensor_parallel": "tp",
+        "replace_with_kernel_inject": "kernel_inject",
+    }
 
     autotp_size: Annotated[
-        Count, knob("Ranks that share a layer; 0 or 1 for none.", unit="ranks", idle=(0, 1), users=(3, 2))
+        Count,
+        knob(
+            "Ranks that share a layer; 0 or 1 for none.",
+            unit="ranks",
+            effect="parameters, gradients, states and most activations are divided by it; two sums over ranks a layer "
+            "in forward and in backward",
+            idle=(0, 1),
+            users=(3, 2),
+        ),
     ] = 0
     preset_model: Annotated[
-        Literal["llama", "bloom", "chatglm", "mixtral", "deepseek_v2", "qwen2", "phi3"] | None,
-        knob("Known model whose layers are cut by a prepared plan.", harmless=True),
+        Annotated[
+            Literal["llama", "bloom", "chatglm", "mixtral", "deepseek_v2", "qwen2", "phi3"],
+            BeforeValidator(_in_lower_case),
+        ]
+        | None,
+        knob("Known model whose rules are used, in place of the model's own plan."),
     ] = None
-    tp_overlap_comm: Annotated[Flag, knob("Communicate while the next layer computes.", harmless=True)] = False
-    partition_config: Annotated[dict[str, Any] | None, knob("Which layers are cut by row or column.")] = None
-    dtype: Annotated[str | None, knob("Format of the cut layers.", harmless=True)] = None
+    tp_overlap_comm: Annotated[
+        Flag, knob("Sum gradients of inputs over ranks while gradients of weights are computed.", effect="no result")
+    ] = False
+    partition_config: Annotated[
+        PartitionConfig | None, knob("Rules that say which layers are cut, in place of the model's own plan.")
+    ] = None
+    dtype: Annotated[
+        Annotated[Dtype, BeforeValidator(_as_dtype)] | None,
+        knob("Format of the model; `bf16` and `fp16` say it, and another one here is refused."),
+    ] = None
     tp: Annotated[TensorParallelGroup, knob("Size of the group.")] = unset(TensorParallelGroup)
-    injection_policy_tuple: Annotated[tuple[str, ...] | None, knob("Layers that are replaced.", harmless=True)] = None
-    keep_module_on_host: Annotated[Flag, knob("Cut on the CPU.", harmless=True)] = False
-    kernel_inject: Annotated[Flag, knob("Replace layers by fused ones.", harmless=True)] = False
-    vocab_parallel_lm_head: Annotated[Flag, knob("Cut the output layer over the vocabulary.")] = False
+    vocab_parallel_lm_head: Annotated[
+        Flag | None,
+        knob(
+            "Keep the output layer's results cut over the vocabulary, and compute the loss of the parts (true), or put "
+            "them together (false); unset: cut where the model's own plan and its loss allow it.",
+        ),
+    ] = None
     vocab_parallel_ce_backend: Annotated[
-        Literal["torch", "liger"], knob("Loss over a cut vocabulary.", harmless=True)
+        Literal["torch", "liger"],
+        knob(
+            "Loss over a cut vocabulary.",
+            status=Status.NO_MEANING,
+            reason="there is one such loss, which has a part of the logits at a time",
+        ),
     ] = "torch"
+    sequence_parallel: Annotated[
+        Flag,
+        knob(
+            "Norms and dropout between cut layers work on slices of the sequence, which has to divide by the ranks.",
+            effect="activations between cut layers are divided by the ranks; as many bytes are sent",
+        ),
+    ] = False
+    exact: Annotated[
+        Flag,
+        knob(
+            "Multiply whole matrices, so that results have the bits of one rank: for tests.",
+            effect="saves no compute, and gathers weights and inputs of every layer",
+        ),
+    ] = False
+    check: Annotated[Flag, knob("Compare one block of each stack, cut, with the whole one in the first forward.")] = (
+        True
+    )
+    injection_policy_tuple: Annotated[
+        Names | None,
+        knob(
+            "Layers that are replaced.",
+            status=Status.NO_MEANING,
+            reason="layers are found by plans; `partition_config` names them",
+        ),
+    ] = None
+    keep_module_on_host: Annotated[
+        Flag,
+        knob("Cut on the CPU.", status=Status.NO_MEANING, reason="weights are cut where they are"),
+    ] = False
+    kernel_inject: Annotated[
+        Flag,
+        knob("Replace layers by fused ones.", status=Status.NO_MEANING, reason="layers keep their own forward"),
+    ] = False
+
+    @property
+    def size(self) -> int:
+        """Ranks that share a layer; 1 for none."""
+        return max(1, self.autotp_size, self.tp.tp_size)
 
 
 class Pipeline(Section):

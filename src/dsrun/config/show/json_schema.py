@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from dsrun.config.build import section_in
+from dsrun.config.build import is_list, section_in
 from dsrun.config.knob import Choices, Section, Status
 from dsrun.config.sections.training import Training
 from dsrun.config.show.keys import Key
@@ -78,6 +78,8 @@ def _rules(choices: Choices, name: str, path: str) -> list[dict[str, Any]]:
 def _property(key: Key) -> dict[str, Any]:
     if key.inner is not None:
         schema: dict[str, Any] = _object(key.inner, key.path, {})
+        if is_list(key.section.model_fields[key.name]):
+            schema = {"type": "array", "items": schema}
     else:
         schema = _leaf(key)
     schema["description"] = _description(key)

@@ -74,8 +74,13 @@ def _walk(config: Config, section: Section, path: str) -> Iterator[tuple[Row, bo
             continue
         default: Any = None if info.is_required() else info.get_default(call_default_factory=True)
         differs = model.knob_of(name).differs if source.kind is Kind.DEFAULT else None
-        plain: Any = list(value) if isinstance(value, tuple) else value
+        plain: Any = [_plain(item) for item in value] if isinstance(value, tuple) else value
         yield Row(full, plain, source, differs), value == default and not info.is_required()
+
+
+def _plain(item: Any) -> Any:
+    """Returns an item of a list as JSON has it."""
+    return item.model_dump(mode="json", exclude_defaults=True) if isinstance(item, Section) else item
 
 
 def _batch_value(config: Config, path: str, value: Any, source: Source) -> tuple[Any, Source]:

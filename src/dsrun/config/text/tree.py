@@ -110,6 +110,8 @@ def _convert(value: Any, at: Position, path: str, depth: int, budget: Budget) ->
         return Node(value, at)
     if isinstance(value, os.PathLike):
         return _convert(os.fspath(cast("os.PathLike[Any]", value)), at, path, depth, budget)
+    if type(value).__name__ == "dtype":  # torch's, which is not imported here
+        return Node(str(value), at)
     scalar = getattr(value, "item", None)  # a tensor or numpy scalar with one element
     if callable(scalar) and getattr(value, "ndim", None) == 0:
         return _convert(scalar(), at, path, depth, budget)
