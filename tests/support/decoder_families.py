@@ -129,6 +129,10 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "rotary_dim": 4,
     },
     "MuseSparkTextConfig": {"moe_hidden_size": 16},
+    "NeoMMEConfig": {
+        **_GLOBAL,
+        "rope_parameters": {kind: {**_ROPE, "partial_rotary_factor": 0.5} for kind in _GLOBAL["layer_types"]},
+    },
     "Phi4MultimodalConfig": {
         "vision_config": {
             "hidden_size": 32,
@@ -165,18 +169,18 @@ NO_DECODER: dict[str, str] = {
 }
 
 
-def configurations() -> dict[str, Any]:
-    """Returns the classes of configurations that have a plan, by name."""
+def configurations(plan: str = "base_model_pp_plan") -> dict[str, Any]:
+    """Returns the classes of configurations that have a plan, by name: of stages, or `base_model_tp_plan` of layers."""
     import transformers
 
     found: dict[str, Any] = {}
     for file in sorted((Path(transformers.__file__).parent / "models").glob("*/configuration_*.py")):
-        if "base_model_pp_plan" not in file.read_text():
+        if plan not in file.read_text():
             continue
         module = importlib.import_module(f"transformers.models.{file.parent.name}.{file.stem}")
         for name, value in vars(module).items():
             is_own = inspect.isclass(value) and value.__module__ == module.__name__
-            if is_own and getattr(value, "base_model_pp_plan", None):
+            if is_own and getattr(value, plan, None):
                 found[name] = value
     return found
 

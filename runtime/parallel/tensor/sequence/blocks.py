@@ -1,0 +1,189 @@
+"""A cut model whose blocks work on slices of the sequence: what blocks and their modules become. See `operators.py`.
+
+[Note: who sums the gradient of a gathered input]
+Where columns alone use it, each rank has a part of that gradient, and a reduce-scatter adds up and takes the slice in
+one. A module with whole weights beside its columns (low-rank projections) has the gradient of its own use whole on
+each rank. There columns sum theirs, as they do without slices, and the slice is taken of what is whole.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from dsrun.errors import ModelError, Problem
+
+from ....mesh.collectives import Collectives
+from ....stacks import Stack, find_stacks
+from ..fronts import with_front
+from ..modules import SiblingInputs, cut_state_of, give_own_inputs
+from ..part_randomness import PartRandomness
+from ..styles import Form
+from .operators import SlicedBlock, gather_for_columns, join_sequence, with_hidden
+
+_BLOCK = "_dsrun_sliced_block"
+_PARENT = "_dsrun_gathered_inputs"
+_HINT = "leave `tensor_parallel.sequence_parallel` out for this model"
+_REFUSED = {Form.EXPERTS, Form.SUMMED_OUTPUT, Form.DIVIDED_INPUT}
+
+
+class _GatheredInputs:
+    """What a module with columns knows of its input.
+
+    Attributes:
+        axis: ranks of the tensor axis.
+        inputs: inputs of its columns.
+        sums: whether its columns alone use the input.
+    """
+
+    def __init__(self, axis: Collectives, inputs: SiblingInputs, *, sums: bool) -> None:
+        self.axis, self.inputs, self.sums = axis, inputs, sums
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """Returns the whole sequence."""
+        if not self.sums:
+            return join_sequence(x, self.axis)
+        self.inputs.summed = whole = gather_for_columns(x, self.axis)
+        return whole
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _GatheredInputs:
+        """Returns the same; ranks are no part of a model."""
+        return _GatheredInputs(self.axis, copy.deepcopy(self.inputs, memo), sums=self.sums)
+
+
+class _GatheringModule:
+    """Stands before the class of a module with columns."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        own: _GatheredInputs = getattr(self, _PARENT)
+        args, kwargs = with_hidden(args, kwargs, own.gathered)
+        try:
+            return super().forward(*args, **kwargs)  # type: ignore[misc] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+        finally:
+            own.inputs.summed = None
+
+
+class _OnSlices:
+    """Stands before the class of a block."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        sliced: SlicedBlock = getattr(self, _BLOCK)
+        return sliced.run(super().forward, args, kwargs)  # type: ignore[misc] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+
+
+def slice_sequence(
+    model: nn.Module, axis: Collectives, *, partial: Collection[int], randomness: Mapping[str, PartRandomness]
+) -> list[nn.Parameter]:
+    """Has the blocks of a cut model work on slices of the sequence, in place.
+
+    Args:
+        model: model that has been cut.
+        axis: ranks of the tensor axis.
+        partial: ids of whole parameters with gradients that are parts on each rank already.
+        randomness: random numbers of the blocks that draw some, by name of the block.
+
+    Returns:
+        whole parameters that work on slices: their gradients are parts.
+
+    Raises:
+        ModelError: naming every module that cannot work so.
+    """
+    stacks = find_stacks(model, skip=lambda _: False)
+    _check(stacks)
+    found: dict[int, nn.Parameter] = {}
+    for stack in stacks:
+        if not any(cut_state_of(part) for _, block in stack.blocks for part in block.modules()):
+            continue
+        for number, (name, block) in enumerate(stack.blocks):
+            inside = _gather_inputs(block, axis, partial)
+            found |= {id(param): param for param in _on_slices(block, inside)}
+            ends = number == 0, number == len(stack.blocks) - 1
+            setattr(block, _BLOCK, SlicedBlock(axis, *ends, randomness.get(name)))
+            block.__class__ = with_front(_OnSlices, type(block))
+    return list(found.values())
+
+
+def sliced_block_of(block: nn.Module) -> SlicedBlock | None:
+    """Returns what a block knows of the slices; None where it works on whole sequences."""
+    return getattr(block, _BLOCK, None)
+
+
+def own_slices(twin: nn.Module, axis: Collectives) -> None:
+    """Has a twin of a cut block take and return whole sequences, and share nothing with the block."""
+    if sliced_block_of(twin) is not None:
+        setattr(twin, _BLOCK, SlicedBlock(axis, splits=True, joins=True))
+    for part in twin.modules():
+        inputs = give_own_inputs(part)
+        gathered: _GatheredInputs | None = getattr(part, _PARENT, None)
+        if inputs is not None and gathered is not None:
+            setattr(part, _PARENT, _GatheredInputs(axis, inputs, sums=gathered.sums))
+
+
+def _gather_inputs(block: nn.Module, axis: Collectives, partial: Collection[int]) -> list[nn.Module]:
+    """Has modules with columns gather their inputs; returns them."""
+    found: list[nn.Module] = []
+    for module in list(block.modules()):
+        states = [state for child in module.children() if (state := cut_state_of(child)) is not None]
+        columns = [state for state in states if state.inputs is not None]
+        if not columns:
+            continue
+        inputs, exact = columns[0].inputs, columns[0].exact
+        assert inputs is not None, "looked at"
+        setattr(
+            module, _PARENT, _GatheredInputs(axis, inputs, sums=not exact and not _has_whole_parts(module, partial))
+        )
+        module.__class__ = with_front(_GatheringModule, type(module))
+        found.append(module)
+    return found
+
+
+def _has_whole_parts(module: nn.Module, partial: Collection[int]) -> bool:
+    """Whether a part of a module has weights that are neither cut nor on this rank's heads."""
+    for part in module.modules():
+        state = cut_state_of(part)
+        own = [param for param in part.parameters(recurse=False) if id(param) not in partial]
+        if own and (state is None or state.style.form not in (Form.COLUMN, Form.ROW)) and part is not module:
+            return True
+    return False
+
+
+def _on_slices(block: nn.Module, gathering: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """Returns the whole parameters of a block that work on slices."""
+    inside = {id(param) for module in gathering for param in module.parameters()}
+    cut = {id(param) for part in block.modules() if (state := cut_state_of(part)) for param in _cut_params(part, state)}
+    found = [param for param in block.parameters() if id(param) not in inside and id(param) not in cut]
+    for part in block.modules():
+        state = cut_state_of(part)
+        bias: Any = getattr(part, "bias", None)
+        is_added_to_slices = state is not None and state.style.form is Form.ROW and not state.exact
+        if is_added_to_slices and bias is not None:
+            found.append(bias)
+    return found
+
+
+def _cut_params(part: Any, state: Any) -> list[nn.Parameter]:
+    return [part._parameters[key] for key in state.params]
+
+
+def _check(stacks: Sequence[Stack]) -> None:
+    problems: list[Problem] = []
+    for stack in stacks:
+        for name, block in stack.blocks:
+            for key, part in block.named_modules():
+                state = cut_state_of(part)
+                where = f"model: `{name}{'.' if key else ''}{key}` ({type(part).__name__})"
+                if state is not None and state.style.form in _REFUSED:
+                    problems.append(Problem(f"{where} cannot work on slices of the sequence in this version", _HINT))
+            if any((state := cut_state_of(child)) and state.inputs is not None for child in block.children()):
+                problems.append(
+                    Problem(
+                        f"model: `{name}` ({type(block).__name__}) has columns of its own, and no module around them "
+                        "that could gather its input",
+                        _HINT,
+                    )
+                )
+    if problems:
+        raise ModelError.of(problems)

@@ -1,0 +1,514 @@
+"""A right plan passes, and a wrong one is refused by the name of what it makes of a block, on all ranks alike."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dsrun.errors import ModelError
+from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
+from dsrun.runtime.parallel.tensor.check import check_in_first_forward, kinds_of_blocks
+from dsrun.runtime.parallel.tensor.styles import (
+    COLUMN,
+    GATHERED_COLUMN,
+    ROW,
+    SPLIT_ROW,
+    WHOLE,
+    Form,
+    ModelPlan,
+    Style,
+)
+from support.cut_models import MODULES, VOCAB, WITH_VOCABULARY, cut_over, model_of, plan_of
+
+IDS = torch.randint(VOCAB, (2, 9), generator=torch.Generator().manual_seed(4))
+DEEPSEEK: Mapping[str, Any] = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+}
+LATENT = {**MODULES, "kv_a_proj_with_mqa": Style(Form.SHARED_TAIL, tail=4)}
+
+
+@pytest.fixture
+def transformers() -> Any:
+    return pytest.importorskip("transformers", reason="transformers is not installed; pip install -e '.[test-zoo]'")
+
+
+def checked(
+    model: nn.Module,
+    plan: ModelPlan,
+    size: int,
+    call: Callable[..., Any],
+    *,
+    between: Callable[[nn.Module], None] = lambda model: None,
+) -> list[tuple[Any, list[str], Any]]:
+    """Returns for each rank what the first call gives, what was said, and the model.
+
+    Args:
+        model: model, left as it is.
+        plan: its plan.
+        size: ranks.
+        call: function that is given a model, and calls it.
+        between: what is done with each model after it was cut, and before it is called.
+    """
+    models = [copy.deepcopy(model) for _ in range(size)]
+
+    def body(axis: LoopbackCollectives) -> tuple[Any, list[str], Any]:
+        mine = models[axis.rank]
+        said: list[str] = []
+        kinds = kinds_of_blocks(mine, plan)
+        cuts = cut_over(mine, plan, axis)
+        check_in_first_forward(mine, kinds, cuts, axis, source=plan.source, say=said.append)
+        between(mine)
+        return call(mine), said, mine
+
+    return LoopbackWorld(size).run(body)
+
+
+def refusal(
+    model: nn.Module, plan: ModelPlan, size: int, call: Callable[..., Any], **more: Callable[[nn.Module], None]
+) -> str:
+    """Returns the message that all ranks are given in the first call."""
+
+    def refused(mine: nn.Module) -> str:
+        with pytest.raises(ModelError) as caught:
+            call(mine)
+        return caught.value.render()
+
+    first, *others = [result for result, _, _ in checked(model, plan, size, refused, **more)]
+    assert others == [first] * (size - 1)
+    return first
+
+
+def forward(model: Any) -> Tensor:
+    return model(IDS, use_cache=False).logits
+
+
+def train(model: Any) -> Tensor:
+    loss: Tensor = model(IDS, labels=IDS, use_cache=False).loss
+    loss.backward()
+    return loss.detach()
+
+
+# Right plans.
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "modules"),
+    [
+        ("Llama", {}, WITH_VOCABULARY),
+        ("Llama", {"attention_bias": True, "mlp_bias": True}, MODULES),
+        ("Qwen3", {"head_dim": 6}, MODULES),
+        ("Mixtral", {"num_local_experts": 4, "num_key_value_heads": 4}, MODULES),
+        ("DeepseekV2", DEEPSEEK, LATENT),
+    ],
+    ids=["Llama", "Llama with biases", "Qwen3", "Mixtral", "DeepSeek-V2"],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.usefixtures("transformers")
+def test_a_right_plan_passes_and_nothing_is_said(
+    size: int, dtype: torch.dtype, family: str, values: dict[str, Any], modules: Mapping[str, Style]
+) -> None:
+    """With four ranks, some of these models have fewer heads of keys than ranks."""
+    model = model_of(family, **values).to(dtype)
+    expected = train(copy.deepcopy(model))
+    for loss, said, mine in checked(model, plan_of(model, modules), size, train):
+        assert said == []
+        torch.testing.assert_close(loss, expected, rtol=0.02 if dtype is torch.bfloat16 else 1e-5, atol=0)
+        assert all(type(one) is type(other) or "_dsrun" in str(vars(one)) for one, other in _pairs(mine, model))
+
+
+def _pairs(one: nn.Module, other: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
+    return list(zip(one.modules(), other.modules(), strict=True))
+
+
+@pytest.mark.usefixtures("transformers")
+def test_a_gradient_that_is_nothing_but_rounding_is_no_difference() -> None:
+    """A softmax does not change with the bias of keys, so its gradient is 0, of which rounding leaves some."""
+    model = model_of("OPT", ffn_dim=46, word_embed_proj_dim=32, dropout=0.0).float()
+    styles = {"fc1": COLUMN, "fc2": ROW, "out_proj": ROW}
+    for _, said, _ in checked(model, plan_of(model, {**MODULES, **styles}, self_attn=("num_heads",)), 2, train):
+        assert said == []
+
+
+@pytest.mark.usefixtures("transformers")
+def test_each_block_is_looked_at_once() -> None:
+    model = model_of("Llama")
+    models = [copy.deepcopy(model) for _ in range(2)]
+
+    def body(axis: LoopbackCollectives) -> list[Counter[str]]:
+        mine = models[axis.rank]
+        kinds = kinds_of_blocks(mine, plan_of(mine))
+        assert [kind.names for kind in kinds] == [["model.layers.0", "model.layers.1"]], "its blocks are of one kind"
+        cuts = cut_over(mine, plan_of(mine), axis)
+        check_in_first_forward(mine, kinds, cuts, axis, source="the test", say=lambda message: None)
+        traffic: list[Counter[str]] = []
+        for _ in range(3):
+            before = Counter(axis.traffic.calls)
+            forward(mine)
+            traffic.append(axis.traffic.calls - before)
+        return traffic
+
+    for first, second, third in LoopbackWorld(2).run(body):
+        assert second == third == Counter(all_reduce=4)
+        assert first.total() > second.total()
+
+
+@pytest.mark.parametrize("family", ["Llama", "DeepseekV2"])
+@pytest.mark.usefixtures("transformers")
+def test_a_cache_is_filled_once(family: str) -> None:
+    """DeepSeek's second block is of another kind, and is given a cache that the first one has filled."""
+    model = model_of(family, **(DEEPSEEK if family == "DeepseekV2" else {}))
+    plan = plan_of(model, LATENT)
+
+    def call(mine: Any) -> tuple[Tensor, int]:
+        out = mine(IDS, use_cache=True)
+        return out.logits.detach(), out.past_key_values.get_seq_length()
+
+    logits, length = call(copy.deepcopy(model))
+    assert length == IDS.shape[1]
+    for found, said, _ in checked(model, plan, 2, call):
+        assert said == []
+        torch.testing.assert_close(found[0], logits, rtol=1e-5, atol=1e-6)
+        assert found[1] == length
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.usefixtures("transformers")
+def test_recomputed_blocks_are_checked_too(use_reentrant: bool) -> None:
+    model = model_of("Llama")
+
+    def call(mine: Any) -> Tensor:
+        mine.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+        mine.train()
+        return train(mine)
+
+    expected = train(copy.deepcopy(model))
+    for loss, said, mine in checked(model, plan_of(model), 2, call):
+        assert said == []
+        torch.testing.assert_close(loss, expected)
+        assert all(param.grad is not None for param in mine.parameters())
+    assert "`model.layers.0`" in refusal(model, _changed(model, "up_proj", GATHERED_COLUMN), 2, call)
+
+
+class Block(nn.Module):
+    """A block of one's own, with whatever a test gives it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(6, 8), nn.Linear(8, 6), nn.LayerNorm(6)
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x: Tensor, *more: Any) -> Tensor:
+        self.calls += 1
+        return x + self.down(F.gelu(self.up(self.norm(x)))) * self.scale
+
+
+class Stack(nn.Module):
+    """Two blocks."""
+
+    def __init__(self, kind: type[nn.Module] = Block) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(kind() for _ in range(2))
+
+    def forward(self, x: Tensor, *more: Any) -> Tensor:
+        for block in self.blocks:
+            x = block(x, *more)
+        return x
+
+
+def of_all_blocks(styles: Mapping[str, Style], *, numbers: tuple[int, ...] = (0, 1)) -> ModelPlan:
+    return ModelPlan("the test", {f"blocks.{i}.{name}": style for i in numbers for name, style in styles.items()})
+
+
+X = torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(7))
+RIGHT = of_all_blocks({"up": COLUMN, "down": ROW})
+
+
+def test_buffers_are_those_of_the_block_when_it_is_called_and_stay_as_they_are() -> None:
+    """A model that is moved to a device has other buffers than before; and a count goes up once a call."""
+
+    def moved(model: Any) -> None:
+        for block in model.blocks:
+            block.scale = torch.tensor(3.0)
+
+    expected = Stack()
+    models = checked(copy.deepcopy(expected), RIGHT, 2, lambda model: model(X).detach(), between=moved)
+    moved(expected)
+    for found, said, model in models:
+        assert said == []
+        torch.testing.assert_close(found, expected(X).detach())
+        assert [block.calls.item() for block in model.blocks] == [1, 1]
+
+
+def test_random_numbers_are_put_back() -> None:
+    class Drawing(Block):
+        def forward(self, x: Tensor, *more: Any) -> Tensor:
+            return super().forward(x) * torch.rand(())
+
+    def call(model: nn.Module) -> Tensor:
+        torch.manual_seed(3)
+        return model(X).detach()
+
+    model = Stack(Drawing)
+    ((found, said, _),) = checked(model, RIGHT, 1, call)  # threads share the generator, so one rank
+    assert said == []
+    torch.testing.assert_close(found, call(model))
+
+
+def test_rows_that_are_no_numbers_in_both_are_no_difference() -> None:
+    """As of a query that may see nothing: its softmax has no value, cut or whole."""
+
+    class Masked(Block):
+        def forward(self, x: Tensor, *more: Any) -> Tensor:
+            y = super().forward(x)
+            return torch.cat([y[:, :1] * torch.nan, y[:, 1:]], 1).nan_to_num() + torch.zeros(3, 1).index_fill(
+                0, torch.tensor([0]), torch.nan
+            )
+
+    for _, said, _ in checked(Stack(Masked), RIGHT, 2, lambda model: model(X)):
+        assert said == []
+    wrong = of_all_blocks({"up": GATHERED_COLUMN, "down": ROW})
+    assert "`blocks.0`" in refusal(Stack(Masked), wrong, 2, lambda model: model(X))
+
+
+def test_a_weight_by_two_names_in_a_block_is_one() -> None:
+    class Twice(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.again = nn.Linear(6, 8)
+            self.again.weight = self.up.weight
+
+        def forward(self, x: Tensor, *more: Any) -> Tensor:
+            return self.down(F.gelu(self.up(x)) * self.again(x))
+
+    plan = of_all_blocks({"up": COLUMN, "again": COLUMN, "down": ROW})
+    for _, said, _ in checked(Stack(Twice), plan, 2, lambda model: model(X).sum().backward()):
+        assert said == []
+
+
+@pytest.mark.parametrize("without", ["inputs", "weights", "anything"])
+def test_what_is_frozen_is_checked_all_the_same(without: str) -> None:
+    """A step later it may train, and a weight that is whole may not be looked at anew."""
+    model = Stack()
+    model.requires_grad_(without == "inputs")
+
+    def call(mine: nn.Module) -> Tensor:
+        return mine(X.clone().requires_grad_(without == "weights"))
+
+    for found, said, mine in checked(model, RIGHT, 2, call):
+        assert said == []
+        torch.testing.assert_close(found, model(X))
+        assert all(param.grad is None and param.requires_grad is (without == "inputs") for param in mine.parameters())
+    assert "`blocks.0`" in refusal(model, of_all_blocks({"up": GATHERED_COLUMN, "down": ROW}), 2, call)
+
+
+def test_a_block_of_which_nothing_is_cut_is_not_run_again() -> None:
+    plan = of_all_blocks({"up": COLUMN, "down": ROW}, numbers=(1,))
+    for _, said, model in checked(Stack(), plan, 2, lambda model: model(X)):
+        assert said == []
+        assert type(model.blocks[0]) is Block
+
+
+def test_a_copy_of_a_model_that_was_not_called_yet_works() -> None:
+    model = Stack()
+    for found, said, _ in checked(model, RIGHT, 2, lambda mine: copy.deepcopy(mine)(X)):
+        assert said == []
+        torch.testing.assert_close(found, model(X))
+
+
+# Wrong plans.
+
+
+def _changed(model: nn.Module, last: str, style: Style, modules: Mapping[str, Style] = MODULES) -> ModelPlan:
+    return plan_of(model, {**modules, last: style})
+
+
+@pytest.mark.parametrize(
+    ("last", "style", "part"),
+    [
+        ("up_proj", GATHERED_COLUMN, "its forward fails with RuntimeError"),
+        ("up_proj", WHOLE, "its forward fails with RuntimeError"),
+        ("down_proj", SPLIT_ROW, "its forward fails with RuntimeError"),
+        ("o_proj", WHOLE, "its forward fails with RuntimeError"),
+        ("gate_proj", Style(Form.COLUMN, parts=2), "output differs by"),
+        ("down_proj", Style(Form.ROW, parts=2), "output differs by"),
+        ("v_proj", Style(Form.PARTIAL_GRADIENT), "output differs by"),
+        (
+            "input_layernorm",
+            Style(Form.PARTIAL_GRADIENT),
+            "gradient of `input_layernorm.weight` differs by 1 of itself",
+        ),
+        ("input_layernorm", Style(Form.SUMMED_OUTPUT), "output differs by"),
+        ("self_attn", Style(Form.EXPERTS), "its forward fails with"),
+    ],
+)
+@pytest.mark.usefixtures("transformers")
+def test_a_wrong_style_is_refused_by_the_name_of_the_block(last: str, style: Style, part: str) -> None:
+    model = model_of("Llama", num_key_value_heads=4, intermediate_size=40)
+    message = refusal(model, _changed(model, last, style), 2, forward)
+    block = "`model.layers.0` (LlamaDecoderLayer)"
+    assert f"model: cut over 2 ranks, {block} does something else than whole (plan of the test): " in message
+    assert part in message
+    assert "tensor_parallel.partition_config" in message
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.usefixtures("transformers")
+def test_a_gradient_in_parts_that_the_plan_forgets_is_summed_and_told(frozen: bool) -> None:
+    """Qwen3 has norms of this rank's heads; the engine takes the mean of a whole weight's gradients over the ranks."""
+    model = model_of("Qwen3", head_dim=6)
+
+    def call(mine: Any) -> list[Tensor]:
+        norms = [layer.self_attn.q_norm.weight for layer in mine.model.layers]
+        if frozen:  # and trained from the second step on
+            norms[0].requires_grad_(False)
+            train(mine)
+            mine.zero_grad()
+            norms[0].requires_grad_()
+        train(mine)
+        return [param.grad for param in norms]
+
+    expected = call(copy.deepcopy(model))
+    ranks = checked(model, _changed(model, "q_norm", WHOLE), 2, call)
+    for _, said, _ in ranks:
+        assert said == [
+            "tensor parallelism: each rank has a part of the gradients of `self_attn.q_norm.weight` in blocks like "
+            "`model.layers.0`, of which the plan (the test) says nothing; they are summed"
+        ]
+    for number, right in enumerate(expected):
+        mine, others = (found[number] for found, _, _ in ranks)
+        assert not torch.allclose(mine, others)
+        torch.testing.assert_close((mine + others) / 2, right)
+
+
+def test_a_weight_that_all_blocks_share_has_its_gradient_summed_once() -> None:
+    """Queries are multiplied with a weight of all blocks, behind the columns."""
+    shared = nn.Parameter(torch.ones(()))
+
+    class Scaled(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = shared
+
+        def forward(self, x: Tensor, *more: Any) -> Tensor:
+            return x + self.down(F.gelu(self.up(self.norm(x))) * self.factor)
+
+    def call(mine: Any) -> Tensor:
+        mine(X).square().sum().backward()
+        return mine.blocks[0].factor.grad
+
+    model = Stack(Scaled)
+    expected = call(copy.deepcopy(model))
+    (mine, said, _), (others, _, _) = checked(model, RIGHT, 2, call)
+    assert "`factor`" in said[0]
+    torch.testing.assert_close((mine + others) / 2, expected)
+
+
+@pytest.mark.usefixtures("transformers")
+def test_a_forgotten_sum_of_a_shared_tail_is_refused() -> None:
+    model = model_of("DeepseekV2", **DEEPSEEK)
+    message = refusal(model, plan_of(model, MODULES), 2, forward)
+    assert "gradient of `self_attn.kv_a_proj_with_mqa.weight` differs by" in message
+    assert "output" not in message
+
+
+@pytest.mark.usefixtures("transformers")
+def test_experts_whose_outputs_nobody_sums_are_refused() -> None:
+    model = model_of("Mixtral", num_local_experts=4)
+    message = refusal(model, _changed(model, "experts", WHOLE), 2, forward)
+    assert "output differs by" in message
+
+
+def test_a_forgotten_sum_of_the_gradient_of_an_input_alone_is_refused() -> None:
+    class Matrices(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Parameter(torch.randn(2, 8, 6)), nn.Parameter(torch.randn(2, 6, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            inner = torch.einsum("bsi,eoi->ebso", x, self.up).sin()
+            return torch.einsum("ebso,eio->bsi", inner, self.down)
+
+    class Direct(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = Matrices()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.experts(x)
+
+    def plan(form: Form) -> ModelPlan:
+        parameters = {
+            f"blocks.{i}.experts.{key}": style for i in range(2) for key, style in (("up", COLUMN), ("down", ROW))
+        }
+        return ModelPlan("the test", of_all_blocks({"experts": Style(form)}).modules, parameters)
+
+    def call(model: nn.Module) -> Tensor:
+        return model(X.clone().requires_grad_())
+
+    for _, said, _ in checked(Stack(Direct), plan(Form.EXPERTS), 2, call):
+        assert said == []
+    message = refusal(Stack(Direct), plan(Form.SUMMED_OUTPUT), 2, call)
+    assert "(plan of the test): gradient of argument [0][0] differs by" in message
+    assert message.count("differs by") == 1
+
+
+def test_a_plan_that_is_wrong_in_a_later_block_of_the_same_kind_is_refused() -> None:
+    """A rule that names one layer by its number gives blocks of one class unlike styles."""
+    styles = {"blocks.0.up": COLUMN, "blocks.0.down": ROW, "blocks.1.up": GATHERED_COLUMN, "blocks.1.down": SPLIT_ROW}
+    for _, said, _ in checked(Stack(), ModelPlan("the test", styles), 2, lambda model: model(X)):
+        assert said == []
+    message = refusal(Stack(), ModelPlan("the test", {**styles, "blocks.1.down": ROW}), 2, lambda model: model(X))
+    assert "`blocks.1` (Block)" in message
+
+
+def test_numbers_of_heads_that_are_not_divided_are_refused() -> None:
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = 2
+            self.qkv, self.out = nn.Linear(6, 36), nn.Linear(12, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)
+            return x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
+
+    styles = of_all_blocks({"qkv": Style(Form.COLUMN, parts=3), "out": ROW}).modules
+    attributes = {f"blocks.{i}": ("heads",) for i in range(2)}
+    call: Callable[[Any], Tensor] = lambda model: model(X)  # noqa: E731
+    for _, said, _ in checked(Stack(Attending), ModelPlan("the test", styles, attributes=attributes), 2, call):
+        assert said == []
+    message = refusal(Stack(Attending), ModelPlan("the test", styles), 2, call)
+    assert "`blocks.0` (Attending)" in message
+
+
+def test_a_block_that_cannot_be_run_alone_is_told_and_trains() -> None:
+    lock = threading.Lock()  # cannot be copied
+    model = Stack()
+    for found, said, _ in checked(model, RIGHT, 2, lambda mine: mine(X, lock)):
+        torch.testing.assert_close(found, model(X))
+        assert len(said) == 1
+        assert said[0].startswith("tensor parallelism: `blocks.0` cannot be run alone (TypeError: cannot pickle")
+        assert said[0].endswith("; its plan is not checked")
