@@ -131,6 +131,19 @@ class OwnerGroup(ABC):
     def world_size(self) -> int:
         """Ranks that the parameters lie on."""
 
+    def check_modifier(self, homes: Sequence[Any], source: int) -> None:
+        """Checks a rank that is to give others the values of parameters.
+
+        Args:
+            homes: homes of the parameters, all of this keeper.
+            source: number of the rank.
+
+        Raises:
+            ModelError: there is no such rank.
+        """
+        del homes
+        check_modifier(source, self.world_size)
+
     @abstractmethod
     def open(self, homes: Sequence[Any], *, writes: bool) -> None:
         """Makes parameters whole; every rank must call with the same ones. May be nested.
@@ -149,6 +162,19 @@ class OwnerGroup(ABC):
             source: rank whose values are taken over; None: nothing has changed.
             failed: whether this rank gave up; if so, no new values are taken over on any rank.
         """
+
+
+def check_modifier(source: int, size: int) -> None:
+    """Refuses a number that is none of so many ranks.
+
+    Raises:
+        ModelError: naming the ranks that there are.
+    """
+    if not 0 <= source < size:
+        raise ModelError(
+            f"GatheredParameters: modifier_rank is {source}; the ranks are 0 to {size - 1}",
+            hint="pass the rank whose values shall be kept, or None to read only",
+        )
 
 
 class EngineParameter(nn.Parameter):

@@ -6,12 +6,14 @@ Optimizer states and counters are a checkpoint's business.
 one all-gather a unit, and never more than one unit whole on the device. A dict is the whole model on the host; a
 safetensors file is written as the units come, so there too is never more than one. With pipeline stages the first
 rank has the whole model on its host for a file, too.
+Of a parameter that is cut over ranks a gathered unit has this rank's part. Its parts are brought together one parameter
+at a time, with one all-gather, by the ranks that want it and those that have the other parts for them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,17 +22,18 @@ import torch
 from torch import Tensor
 
 from dsrun.checkpoint_files.storage.registry import place_given
-from dsrun.errors import CheckpointError, InputError, ModelError
+from dsrun.errors import CheckpointError, InputError
 from dsrun.files.atomic import sync_folder
 
 from ...checkpoint.export.model_files import StreamedModel
-from ...layout.cuts import RankPlacement, are_cut
 from ...mesh.agree.same import attempt
 from ...mesh.join.groups import ProcessGroupMesh
 from ...zero.access.gathered import GatheredParameters
+from ...zero.access.over_axes import PartsOfRanks
 from ...zero.access.whole import ParamAccess
 from ...zero.creation.pretrained import TensorSource, assign, persistent_buffers
 from ...zero.units.trained import is_trained
+from ...zero.units.unit import ParamUnit
 from ..model.sharded import ShardedModel
 from .entries import stored_names
 from .over_stages import WholeNames, of_all_stages
@@ -52,11 +55,11 @@ class WholeWeights:
         self._access = access
         self._names = names
         self._torn = access.torn
+        self._parts = PartsOfRanks(sharded.units, mesh.over, device=mesh.device)
         access.elsewhere, access.loading = names.all_names, mesh.world
 
     def state_dict(self, *, frozen: bool, all_ranks: bool) -> dict[str, Tensor] | None:
         """Returns the whole model's state dict on the CPU, see `Engine.module_state_dict`."""
-        _check_no_parts(self._sharded, "engine.module_state_dict")
         self._torn.check("engine.module_state_dict")
         return self._collect(frozen=frozen, all_ranks=all_ranks)
 
@@ -64,7 +67,7 @@ class WholeWeights:
         """Returns the weights of all stages, on rank 0 or on all ranks."""
         # Of the ranks that have the same parts, the first of each stage meet rank 0 along the pipe axis.
         wanted = all_ranks or self._mesh.replicas().rank == 0
-        own = _collect(self._sharded, frozen=frozen, wanted=wanted)
+        own = self._own(frozen=frozen, wanted=wanted, all_ranks=all_ranks)
         if own is None:
             return None
         stored = stored_names(self._sharded.module, self._sharded.units)
@@ -115,7 +118,6 @@ class WholeWeights:
                 f"save_16bit_model: save_dir is {save_dir}; expected a folder",
                 hint="save in a folder and copy it there; save_checkpoint takes an address",
             )
-        _check_no_parts(self._sharded, "engine.save_16bit_model")
         path = folder / save_filename
         self._torn.check("engine.save_16bit_model")
         if max_shard_bytes is not None and (max_shard_bytes < 1 or path.suffix != ".safetensors"):
@@ -128,7 +130,7 @@ class WholeWeights:
             work = partial(_write_whole, path, weights, shard_bytes=max_shard_bytes)
         elif path.suffix == ".safetensors":
             writes = self._mesh.info.rank == 0
-            work = _stream(self._sharded, path, writes=writes, frozen=frozen, shard_bytes=max_shard_bytes)
+            work = self._stream(path, writes=writes, frozen=frozen, shard_bytes=max_shard_bytes)
         else:
             work = partial(_write, path, whole())
         failure = attempt(work, self._mesh.world, device=self._mesh.device, label="save_16bit_model")
@@ -137,81 +139,100 @@ class WholeWeights:
                 f"{path}: rank {failure.rank} could not write: {failure.error or 'see its error'}"
             ) from failure.error
 
+    def _own(self, *, frozen: bool, wanted: bool, all_ranks: bool) -> dict[str, Tensor] | None:
+        """Returns this stage's weights in the order of torch's state dicts, see [Note: one unit at a time].
 
-def _check_no_parts(sharded: ShardedModel, who: str) -> None:
-    """Raises where ranks have parts of parameters: the one that writes cannot gather the others'.
+        Args:
+            frozen: whether parameters that are not trained are among them.
+            wanted: whether this rank wants them.
+            all_ranks: whether every rank does.
+        """
+        values: dict[int, Tensor] = {}
 
-    Raises:
-        ModelError: naming `who` was called, and the parameters.
-    """
-    by_placement: dict[RankPlacement, list[str]] = {}
-    for unit in sharded.units:
-        if unit.cut_names:
-            by_placement.setdefault(unit.placement, []).extend(unit.cut_names)
-    if by_placement:
-        found = "; ".join(are_cut(names, placement) for placement, names in by_placement.items())
-        raise ModelError(
-            f"{who}: {found}, and no rank has more than its parts",
-            hint="engine.save_checkpoint stores them whole; then make a model file with `dsrun checkpoint export`",
-        )
+        def keep(tensor: Tensor, value: Tensor) -> None:
+            values[id(tensor)] = value.detach().to("cpu", copy=True)
+
+        self._visit(keep if wanted else None, frozen=frozen, all_ranks=all_ranks)
+        return {name: values[id(one)] for name, one in _named(self._sharded, frozen=frozen).items()} if wanted else None
+
+    def _stream(self, path: Path, *, writes: bool, frozen: bool, shard_bytes: int | None) -> Callable[[], None]:
+        """Writes the weights as they come, on the rank that writes.
+
+        Returns:
+            function that ends the file, or raises what has gone wrong with it.
+        """
+        if not writes:
+            self._visit(None, frozen=frozen)
+            return lambda: None
+        named = _named(self._sharded, frozen=frozen)
+        names: dict[int, list[str]] = {}
+        for name, tensor in named.items():
+            names.setdefault(id(tensor), []).append(name)  # a tied weight has several, and loaders look for any of them
+        saving = StreamedModel(path, _as_whole(named, self._sharded.units), shard_bytes=shard_bytes)
+
+        def put(tensor: Tensor, value: Tensor) -> None:
+            for name in names.get(id(tensor), ()):
+                saving.put(name, value)
+
+        try:
+            self._visit(put, frozen=frozen)
+        except BaseException:  # not of the file, whose errors wait for `finish`
+            saving.abandon()
+            raise
+        return saving.finish
+
+    def _visit(self, take: Callable[[Tensor, Tensor], None] | None, *, frozen: bool, all_ranks: bool = False) -> None:
+        """Hands every parameter with its whole values, and every persistent buffer, to `take`, where there is one.
+
+        Args:
+            take: function that gets a tensor of the model, and its values; None where this rank wants none.
+            frozen: whether parameters that are not trained are handed over.
+            all_ranks: whether every rank wants them; else the first of those that have the same parts.
+        """
+        self._parts.exchange()
+        sharded = self._sharded
+        gathered: set[int] = set()
+        for unit in (*sharded.units, *(sharded.frozen if frozen else ())):
+            gathered.update(map(id, unit.params))
+            with GatheredParameters(unit.params):
+                for param, value in self._whole_values(unit, wanted=take is not None, all_ranks=all_ranks):
+                    assert take is not None, "else there are none"
+                    take(param, value)
+        if take is None:
+            return
+        for param in sharded.module.parameters():
+            if frozen and not is_trained(param) and id(param) not in gathered:
+                take(param, param)
+        for buffer in persistent_buffers(sharded.module).values():
+            take(buffer, buffer)
+
+    def _whole_values(self, unit: ParamUnit, *, wanted: bool, all_ranks: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields the parameters of a gathered unit with their whole values, where they are wanted.
+
+        Where this rank wants none, it may have parts for one that does.
+        """
+        cut_over = unit.placement.cut_over
+        if not cut_over:
+            yield from zip(unit.params, unit.params, strict=True) if wanted else ()
+        elif all_ranks or self._mesh.replicas(cut_over).rank == 0:
+            for param, extent in zip(unit.params, unit.layout.extents, strict=True):
+                value = self._parts.join(unit, extent, param)
+                if wanted:
+                    yield param, value
 
 
-def _collect(sharded: ShardedModel, *, frozen: bool, wanted: bool) -> dict[str, Tensor] | None:
-    """Returns the weights in the order of torch's state dicts, see [Note: one unit at a time]."""
-    values: dict[int, Tensor] = {}
-
-    def keep(tensor: Tensor) -> None:
-        values[id(tensor)] = tensor.detach().to("cpu", copy=True)
-
-    _visit(sharded, keep if wanted else None, frozen=frozen)
-    return {name: values[id(tensor)] for name, tensor in _named(sharded, frozen=frozen).items()} if wanted else None
-
-
-def _stream(
-    sharded: ShardedModel, path: Path, *, writes: bool, frozen: bool, shard_bytes: int | None
-) -> Callable[[], None]:
-    """Writes the weights as they come, on the rank that writes.
-
-    Returns:
-        function that ends the file, or raises what has gone wrong with it.
-    """
-    if not writes:
-        _visit(sharded, None, frozen=frozen)
-        return lambda: None
-    named = _named(sharded, frozen=frozen)
-    names: dict[int, list[str]] = {}
-    for name, tensor in named.items():
-        names.setdefault(id(tensor), []).append(name)  # a tied weight has several, and loaders look for any of them
-    saving = StreamedModel(path, named, shard_bytes=shard_bytes)
-
-    def put(tensor: Tensor) -> None:
-        for name in names.get(id(tensor), ()):
-            saving.put(name, tensor)
-
-    try:
-        _visit(sharded, put, frozen=frozen)
-    except BaseException:  # not of the file, whose errors wait for `finish`
-        saving.abandon()
-        raise
-    return saving.finish
-
-
-def _visit(sharded: ShardedModel, take: Callable[[Tensor], None] | None, *, frozen: bool) -> None:
-    """Hands every parameter, while it is whole, and every persistent buffer to `take`, where there is one."""
-    gathered: set[int] = set()
-    for unit in (*sharded.units, *(sharded.frozen if frozen else ())):
-        gathered.update(map(id, unit.params))
-        with GatheredParameters(unit.params):
-            for param in unit.params if take is not None else ():
-                assert take is not None, "else there are none"
-                take(param)
-    if take is None:
-        return
-    for param in sharded.module.parameters():
-        if frozen and not is_trained(param) and id(param) not in gathered:
-            take(param)
-    for buffer in persistent_buffers(sharded.module).values():
-        take(buffer)
+def _as_whole(named: Mapping[str, Tensor], units: Sequence[ParamUnit]) -> dict[str, Tensor]:
+    """Returns tensors of the shapes and dtypes that the whole ones have, by name; those of parts have no values."""
+    shapes = {
+        id(param): extent.whole.shape
+        for unit in units
+        if unit.placement.cut_over
+        for param, extent in zip(unit.params, unit.layout.extents, strict=True)
+    }
+    return {
+        name: torch.empty(shapes[id(one)], dtype=one.dtype, device="meta") if id(one) in shapes else one
+        for name, one in named.items()
+    }
 
 
 def _named(sharded: ShardedModel, *, frozen: bool) -> dict[str, Tensor]:

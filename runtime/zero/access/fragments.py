@@ -7,7 +7,9 @@
   everything. Setting publishes it, so that is collective at stages 1 to 3.
 - None: the tensor is no trainable parameter of an engine, there is no such state (yet), or no backward has left a
   gradient since the last step. What is not there cannot be set. All ranks get None, or none does.
-With pipeline stages `every rank` are those that have the parameter.
+With pipeline stages `every rank` are those that have the parameter. Of a parameter that is cut over ranks, these are
+the ranks that have the same part, and what is whole is this part, in the shape that the parameter has, as in DeepSpeed:
+each rank sets its own part. `engine.module_state_dict` gives whole parameters.
 Gradients are the mean over the ranks, summed over the micro steps of the global batch so far, before clipping.
 Where some stay on their rank, inside `engine.no_sync` at stages 0 and 1, getting is collective: an all-reduce of
 the tensor.
@@ -264,9 +266,13 @@ def _sum(home: UnitHome) -> Tensor:
 def _settable(param: Tensor, value: Tensor, who: str) -> UnitHome:
     home = _home(param, who)
     if value.shape != param.shape:
+        cut_over = _unit(home).placement.cut_over
+        part = (
+            f"this rank's part: the parameter is cut over {' and '.join(cut_over)}" if cut_over else "the whole value"
+        )
         raise ModelError(
             f"{who}: the value has shape {tuple(value.shape)}; `{home.name}` has {tuple(param.shape)}",
-            hint="pass the whole value; `safe_set_local_*` take this rank's piece",
+            hint=f"pass {part}; `safe_set_local_*` take this rank's piece",
         )
     home.access.check_closed(home, who)
     refuse_tied(home, who)

@@ -18,16 +18,21 @@ class GatheredParameters:
 
     At stages 0 to 2 parameters are whole anyway: reading them costs nothing, and new values reach the optimizer's fp32
     masters too. If a rank raises inside, nothing is taken over on any rank. May be nested, also over one parameter.
+    Of a parameter that is cut over ranks each rank has its part, as in DeepSpeed: the context makes that whole, `shape`
+    is the part's, and no other part is brought here; `engine.module_state_dict` gives whole ones.
 
     Args:
         params: one parameter, or an iterable of parameters; those that nobody has taken over are left alone.
-        modifier_rank: rank that gives all ranks the new values at the end; None: values are only read.
+        modifier_rank: number, among the ranks that have the same elements of a parameter, of the one that gives the
+            others the new values at the end: of a parameter that is cut, one for each part, which all write. None:
+            values are only read.
         fwd_module: DeepSpeed's argument, without use here: parameters keep their addresses.
         enabled: False: nothing happens.
 
     Raises:
-        ModelError: at entry: inside a forward or a backward, or `modifier_rank` is no rank; at exit: a parameter was
-            given another shape.
+        ModelError: at entry: inside a forward or a backward, or `modifier_rank` is no rank, or another one for some
+            parameters than for others; at exit: a parameter was given another shape, or only some of its parts new
+            values.
     """
 
     def __init__(
@@ -49,12 +54,9 @@ class GatheredParameters:
         self._source = modifier_rank
 
     def __enter__(self) -> None:
-        for keeper, _ in self._by_keeper.values():
-            if self._source is not None and not 0 <= self._source < keeper.world_size:
-                raise ModelError(
-                    f"GatheredParameters: modifier_rank is {self._source}; the ranks are 0 to {keeper.world_size - 1}",
-                    hint="pass the rank whose values shall be kept, or None to read only",
-                )
+        for keeper, homes in self._by_keeper.values():
+            if self._source is not None:
+                keeper.check_modifier(homes, self._source)
         for keeper, homes in self._by_keeper.values():
             keeper.open(homes, writes=self._source is not None)
 

@@ -7,6 +7,12 @@ that of `zero/params/store.py`.
 all-gather of `padded_numel` elements. Else each parameter alone: its pieces are broadcast by the ranks that own them,
 `numel` elements in as many calls as ranks have a piece, mostly one or two. Where parameters are whole anyway nothing is
 moved.
+
+[Note: modifiers of parts]
+A parameter that is cut over ranks is local: a context gathers the part that this rank has, over the ranks that have the
+same part, and its shape is the part's. `modifier_rank` counts these ranks, so there is a modifier for each part, as in
+DeepSpeed: with 0, all ranks of the first replica of the model. A script that writes on rank 0 alone would mix new parts
+and old ones; so either all modifiers of a parameter have written to it, or no rank has.
 """
 
 from __future__ import annotations
@@ -18,10 +24,10 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from dsrun.errors import ModelError, Problem
+from dsrun.errors import ModelError
 
 from ...compat import in_backward
-from ...layout.cuts import are_cut
+from ...layout.cuts import EVERYWHERE, RankPlacement
 from ...mesh.collectives import Collectives, Pending
 from ...optim.sharded import ShardOptimizer
 from ...protocols import ChangeFence
@@ -32,6 +38,7 @@ from ..partition_parameters import (
     OwnerGroup,
     ShardedParameter,
     UncutParameter,
+    check_modifier,
     home_of,
     memory_of,
     set_memory,
@@ -66,6 +73,7 @@ class ParamAccess(OwnerGroup):
 
     Attributes:
         torn: record of the parts of the engine's state that a failed load has left part old, part new.
+        told_of_parts: a script has been told that a state dict has parts of parameters.
         elsewhere: names of tensors that other pipeline stages have.
         loading: ranks that take values by name together: all that have a part of the model.
     """
@@ -96,6 +104,7 @@ class ParamAccess(OwnerGroup):
         self.optimizer = optimizer
         self._running = running
         self.torn = TornState()
+        self.told_of_parts = False
         self._read_released = read_released
         self.writes = ScriptWrites(
             units, self.pieces, device=device, settle=settle, is_put_away=lambda: optimizer.put_away
@@ -128,9 +137,11 @@ class ParamAccess(OwnerGroup):
             return UncutParameter if unit is None else ReleasedParameter
         if unit is None:
             return nn.Parameter
-        # Where parameters are the masters, what is written to them needs nobody's help.
+        # Where parameters are the masters, what is written to them needs nobody's help; but of parts it is to be known
+        # whether they were written to.
         own = unit.shard if self.pieces.plan.shard_optimizer else unit.flat_param
-        return nn.Parameter if unit.master.data_ptr() == own.data_ptr() else EngineParameter
+        is_master = unit.master.data_ptr() == own.data_ptr()
+        return nn.Parameter if is_master and not unit.placement.cut_over else EngineParameter
 
     # Released parameters ----------------------------------------------------------------------------------------------
 
@@ -161,25 +172,32 @@ class ParamAccess(OwnerGroup):
 
     # Whole for a while ------------------------------------------------------------------------------------------------
 
+    def check_modifier(self, homes: Sequence[UnitHome], source: int) -> None:
+        """See `OwnerGroup`, and [Note: modifiers of parts].
+
+        Raises:
+            ModelError: there is no such rank, or it is another one for some of the parameters than for others.
+        """
+        parts, rest = [home for home in homes if _is_cut(home)], [home for home in homes if not _is_cut(home)]
+        if parts and rest and source:
+            raise ModelError(
+                f"GatheredParameters: modifier_rank is {source}; it counts the ranks that have the same elements, and "
+                f"these are other ranks for `{parts[0].name}`, which is cut over "
+                f"{' and '.join(_placement(parts[0]).cut_over)}, than for `{rest[0].name}`",
+                hint="open the two in contexts of their own, or pass modifier_rank=0",
+            )
+        check_modifier(source, min((self._ranks_of(home).size for home in homes), default=self.world_size))
+
     def open(self, homes: Sequence[UnitHome], *, writes: bool) -> None:
         """See `OwnerGroup`, and [Note: what a gather moves].
 
         Raises:
             ModelError: inside a forward or a backward, whose values are not to be moved under its feet; or one rank's
-                values are to be all ranks', and those have other parts, or are not all that have the parameter.
+                values are to be all ranks', and those are not all that have the parameter.
         """
         self.check_quiet("GatheredParameters")
-        if writes:
-            problems = problems_of_parts(
-                homes,
-                where="GatheredParameters",
-                reason=": modifier_rank has a part of it, and other ranks have other parts",
-                hint="set each rank's own part, on every rank, with dsrun.utils.safe_set_full_fp32_param",
-            )
-            if problems:
-                raise ModelError.of(problems)
-            for home in homes:
-                refuse_tied(home, "GatheredParameters")
+        for home in homes if writes else ():
+            refuse_tied(home, "GatheredParameters")
         settle_all(homes)
         self.writes.are_due()
         if writes:
@@ -333,8 +351,11 @@ class ParamAccess(OwnerGroup):
 
     def _take_over(self, homes: list[UnitHome], source: int, *, failed: bool) -> None:
         reshaped = [home for home in homes if home.full is not None and home.param.shape != home.full.shape]
-        gave_up = torch.tensor([int(failed or bool(reshaped))], device=self.device)
-        self.pieces.collectives.all_reduce(gave_up, op="max", label="GatheredParameters outcome").wait()
+        parts = [home for home in homes if _is_cut(home)]
+        written = [_is_written(home) for home in parts]
+        left = [self._ranks_of(home).rank == source and not one for home, one in zip(parts, written, strict=True)]
+        outcome = torch.tensor([int(failed or bool(reshaped)), *written, *left], dtype=torch.int64, device=self.device)
+        self.pieces.collectives.all_reduce(outcome, op="max", label="GatheredParameters outcome").wait()
         if reshaped and not failed:
             home = reshaped[0]
             assert home.full is not None, "chosen so"
@@ -344,16 +365,18 @@ class ParamAccess(OwnerGroup):
                 hint="change shapes before dsrun.initialize",
             )
         with self.pieces.collectives.reading("GatheredParameters outcome"):
-            others_gave_up = bool(gave_up.item())
+            others_gave_up, *told = outcome.tolist()
         if others_gave_up:
             return
+        self._refuse_mixed(parts, told)
         for home in homes:
             assert home.full is not None, "chosen so"
             if home.param.data_ptr() != home.full.data_ptr():  # the script has set `.data`
                 home.full.copy_(home.param.detach())
         pending = [
-            self.pieces.collectives.broadcast(buffer, source=source, label="modified parameters")
-            for buffer in _buffers_of(homes)
+            ranks.broadcast(buffer, source=source, label="modified parameters")
+            for ranks, of_ranks in self._by_ranks(homes)
+            for buffer in _buffers_of(of_ranks)
         ]
         for work in pending:
             work.wait()
@@ -365,22 +388,54 @@ class ParamAccess(OwnerGroup):
                 home.resident.copy_(home.full)
         self.pieces.publish(list({home.unit.index: home.unit for home in homes if home.unit is not None}.values()))
 
+    def _refuse_mixed(self, parts: Sequence[UnitHome], told: Sequence[int]) -> None:
+        """Refuses values of which some parts would be new and others old, see [Note: modifiers of parts].
 
-def problems_of_parts(homes: Sequence[UnitHome], *, where: str, reason: str, hint: str) -> list[Problem]:
-    """Returns a problem for each parameter that is cut, so that no rank can give the values for all.
+        Args:
+            parts: parameters of which ranks have parts.
+            told: for each of them whether any rank has written to it; then whether a modifier has not.
 
-    Args:
-        homes: homes of the parameters.
-        where: beginning of messages: the call, or the file.
-        reason: end of messages, behind which parameter is cut and over which axes.
-        hint: way out.
-    """
-    units = ((home.name, home.unit) for home in homes)
-    return [
-        Problem(f"{where}: {are_cut([name], unit.placement)}{reason}", hint)
-        for name, unit in units
-        if unit is not None and unit.placement.cut_over
-    ]
+        Raises:
+            ModelError: naming the first of them; on every rank.
+        """
+        wrote, left = told[: len(parts)], told[len(parts) :]
+        mixed = [home for home, *both in zip(parts, wrote, left, strict=True) if all(both)]
+        if mixed:
+            more = f" and {len(mixed) - 1} more" if len(mixed) > 1 else ""
+            raise ModelError(
+                f"GatheredParameters: `{mixed[0].name}`{more} cut over {' and '.join(_placement(mixed[0]).cut_over)}, "
+                "and not each part was written to by its modifier, so old parts and new ones would be mixed",
+                hint="modifier_rank=0 names the first of the ranks that have the same part, which there is for each "
+                "part: write on all of these, or set the parts with dsrun.utils.safe_set_full_fp32_param",
+            )
+
+    def _ranks_of(self, home: UnitHome) -> Collectives:
+        """Returns the ranks that a modifier of a parameter gives its values to: those that have the same elements."""
+        assert home.unit is not None or not _is_cut(home), "what is in no unit is whole"
+        return home.unit.replicas if home.unit is not None and _is_cut(home) else self.pieces.collectives
+
+    def _by_ranks(self, homes: Sequence[UnitHome]) -> list[tuple[Collectives, list[UnitHome]]]:
+        """Returns parameters by the ranks that have the same elements, in one order on every rank."""
+        found: dict[tuple[str, ...], tuple[Collectives, list[UnitHome]]] = {}
+        for home in homes:
+            found.setdefault(_placement(home).cut_over, (self._ranks_of(home), []))[1].append(home)
+        return list(found.values())
+
+
+def _placement(home: UnitHome) -> RankPlacement:
+    return EVERYWHERE if home.unit is None else home.unit.placement
+
+
+def _is_cut(home: UnitHome) -> bool:
+    return bool(_placement(home).cut_over)
+
+
+def _is_written(home: UnitHome) -> bool:
+    """Whether a script has written to an open parameter on this rank."""
+    assert home.full is not None, "the parameter is open"
+    assert home.unit is not None, "a parameter in no unit has no position in one"
+    moved = memory_of(home.param).data_ptr() != home.full.data_ptr()
+    return moved or home.unit.writes.has_changed(home.position, since=home.version)
 
 
 def settle_all(homes: Sequence[UnitHome]) -> None:

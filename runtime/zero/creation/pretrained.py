@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from dsrun.errors import CheckpointError, InputError, Problem
 
 from ...mesh.agree.all_or_none import all_or_none
+from ..access.over_axes import read_part
 from ..access.pieces import UnitHome
 from ..access.torn import WEIGHTS
-from ..access.whole import ParamAccess, problems_of_parts
+from ..access.whole import ParamAccess
 from ..partition_parameters import home_of, settle, unsettle
 from .stored_files import StoredHome, StoredTensor, find_tensors
 from .unbuilt import UnbuiltOwner
@@ -43,8 +44,9 @@ def load_pretrained(model: nn.Module, path: str | os.PathLike[str], *, strict: b
 
     The model may be built on the meta device or inside `zero.Init`, may have an engine (then masters are set, and
     optimizer states stay), or be a plain one. Parameters on the meta device are read by `dsrun.initialize`. A rank
-    reads the bytes that it owns; frozen parameters, buffers and plain models whole. Floating values are converted to
-    the model's dtypes. Of tied weights one name is enough.
+    reads the bytes that it owns, of a parameter that is cut over ranks the rows around its part; frozen parameters,
+    buffers and plain models whole. Floating values are converted to the model's dtypes. Of tied weights one name is
+    enough.
 
     Args:
         model: the model.
@@ -53,10 +55,9 @@ def load_pretrained(model: nn.Module, path: str | os.PathLike[str], *, strict: b
 
     Raises:
         InputError: `path` is no path.
-        CheckpointError: naming every tensor that is missing, unexpected, of another shape or, in an engine, cut over an
-            axis, or a file that is missing or damaged, on every rank where one of them finds it; nothing was changed
-            then. Or a file could not be read to its end: an engine refuses to use its parameters after that, until a
-            load has succeeded.
+        CheckpointError: naming every tensor that is missing, unexpected or of another shape, or a file that is missing
+            or damaged, on every rank where one of them finds it; nothing was changed then. Or a file could not be read
+            to its end: an engine refuses to use its parameters after that, until a load has succeeded.
     """
     try:
         place = Path(os.fspath(path))
@@ -108,7 +109,7 @@ def assign(
     """
     params = [(param, _with_stored_name(param, names)) for param, names in _parameter_names(model)]
     buffers = list(_buffer_places(model).values())
-    shapes = [(names, tuple(param.shape)) for param, names in params]
+    shapes = [(names, _whole_shape(param)) for param, names in params]
     shapes += [(list(places), tuple(buffer.shape)) for buffer, places in buffers]
     homes = [home for param, _ in params if isinstance(home := home_of(param), UnitHome)]
     access = homes[0].access if access is None and homes else access
@@ -116,14 +117,6 @@ def assign(
 
     def look() -> Mapping[str, Source]:
         sources = find()
-        problems = problems_of_parts(
-            [home for home in homes if _first(names_of[id(home)], sources) is not None],
-            where=where,
-            reason=", and each rank has a part of it",
-            hint="engine.load_checkpoint gives each rank its part; or load the values before dsrun.initialize",
-        )
-        if problems:
-            raise CheckpointError.of(problems)
         elsewhere = () if access is None else access.elsewhere
         _check_fit(shapes, sources, where=where, strict=strict, elsewhere=elsewhere)
         for home in homes:
@@ -183,6 +176,13 @@ def _with_stored_name(param: nn.Parameter, names: list[str]) -> list[str]:
     return names if stored is None or stored in names else [*names, stored]
 
 
+def _whole_shape(param: nn.Parameter) -> tuple[int, ...]:
+    """Returns the shape of a parameter as sources have it, of which this rank may have a part."""
+    home = home_of(param)
+    extent = home.extent if isinstance(home, UnitHome) else None
+    return tuple(param.shape) if extent is None else extent.whole.shape
+
+
 def _first(names: list[str], sources: Mapping[str, Source]) -> str | None:
     return next((name for name in names if name in sources), None)
 
@@ -213,8 +213,9 @@ def _check_fit(
 
 def _set(param: nn.Parameter, source: Source, *, number: int) -> None:
     home = home_of(param)
-    if isinstance(home, UnitHome) and home.unit is not None:
-        home.access.pieces.set_piece(home, source.read)
+    if isinstance(home, UnitHome) and home.extent is not None:
+        boxes = home.extent.whole
+        home.access.pieces.set_piece(home, partial(read_part, source.read, boxes) if boxes.is_cut else source.read)
     elif isinstance(home, UnbuiltOwner):
         home.own_piece().copy_(source.read(*home.own_range))
     elif param.is_meta:

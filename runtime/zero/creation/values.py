@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from dsrun.errors import ModelError, Problem
 
 from ...layout.cuts import RankPlacement, are_cut
-from ...mesh.collectives import own_slice
+from ...mesh.collectives import Collectives, own_slice
 from ..access.pieces import UnitHome
-from ..partition_parameters import ShardedParameter, home_of, is_zero_param
+from ..partition_parameters import ShardedParameter, home_of, is_zero_param, unsettle
 from ..units.find import UnitSpec
 from ..units.unit import ParamUnit
 from .stored_files import StoredHome
@@ -96,6 +96,33 @@ def take_values(unit: ParamUnit, whole_N: Tensor, *, device: torch.device) -> bo
                 )
             home.keep(device)
     return promised
+
+
+def whole_values(param: nn.Parameter, replicas: Collectives, *, device: torch.device) -> Tensor | None:
+    """Returns the whole values of a parameter that are elsewhere, and makes it an ordinary parameter without them.
+
+    Every rank must call, for the same parameters in one order: slices are gathered.
+
+    Args:
+        param: a parameter.
+        replicas: ranks that hold it.
+        device: device that collectives work on.
+
+    Returns:
+        The values, in memory of their own; None where they are in the parameter.
+    """
+    home = home_of(param)
+    if isinstance(home, UnbuiltOwner):
+        return home.nursery.give(home)
+    if isinstance(home, UnitHome) and is_zero_param(param):
+        whole = home.access.pieces.hand_over(home, replicas).to(param.dtype)
+        unsettle(param)
+        return whole
+    if isinstance(home, StoredHome):
+        whole = home.stored.read(0, param.numel()).view(param.shape).to(device, param.dtype)
+        home.keep(device)
+        return whole
+    return None
 
 
 def _is_elsewhere(param: Tensor) -> bool:

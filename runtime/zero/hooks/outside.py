@@ -167,6 +167,12 @@ class OutsideRead:
         self.before_grad = before_grad
 
 
+def source_of(tensor: Tensor) -> Tensor:
+    """Returns the parameter of which a read got `tensor`; any other tensor itself."""
+    found: Tensor = getattr(tensor, _SOURCE, tensor)
+    return found
+
+
 def handed_out(param: nn.Parameter, reading: OutsideRead) -> Tensor:
     """Returns what a read of `param` gets; its gradient flows to `param`."""
     made = _HandedOut.apply(param, reading)

@@ -64,6 +64,19 @@ class WriteWatch:
                     written.add(position)
         return sorted(written)
 
+    def has_changed(self, position: int, *, since: int) -> bool:
+        """Whether one parameter was written to where its memory is now; does not count as a look.
+
+        Args:
+            position: position of the parameter.
+            since: torch's count of its changes at the time from which writes count.
+        """
+        param = self._params[position]
+        if version_of(param) != since:
+            return True
+        alias, then = self._handed.get(position, (param, since))
+        return version_of(alias) != then and alias.data_ptr() == memory_of(param).data_ptr()
+
     def mark(self, position: int) -> None:
         """A parameter was given other memory, which counts as written."""
         self._versions[position] = -1
