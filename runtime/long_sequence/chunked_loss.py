@@ -17,6 +17,11 @@ exact, so with one chunk gradients have the bits of the plain computation.
 [Note: sums over chunks]
 The weight's gradient is a sum over all tokens. In 16 bits each chunk's product is rounded as the plain computation's
 is, and the products are added up in fp32.
+
+[Note: cut vocabularies]
+Where ranks of the tensor axis have a part of the weight's rows each, V counts those of this rank. A chunk's losses are
+agreed on by two small all-reduces (`parallel/tensor/cross_entropy.py`), and its gradients by none. Each rank's rows
+give a part of the gradient of the hidden states, and the parts are added up over the axis in backward, once a call.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +37,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..optim.structure.exact_sums import power_of_two
+from ..parallel.tensor.operators import share_input
+from ..parallel.tensor.vocabulary.cross_entropy import cut_cross_entropy
+from ..parallel.tensor.vocabulary.part import VocabularyPart
 from .loss_kernels import Reduction
 
 
@@ -46,6 +54,7 @@ class LossOptions:
         softcap: logits become softcap * tanh(logits / softcap); None for as they are.
         chunk: tokens at a time.
         compute: dtype of the matrix products.
+        part: this rank's part of a vocabulary that is cut, see [Note: cut vocabularies]; None where it is whole.
     """
 
     reduction: Reduction
@@ -54,6 +63,7 @@ class LossOptions:
     softcap: float | None
     chunk: int
     compute: torch.dtype
+    part: VocabularyPart | None = None
 
 
 def chunked_loss(
@@ -61,18 +71,29 @@ def chunked_loss(
 ) -> Tensor:
     """Returns the loss, fp32 or wider: a scalar, or [N] with `reduction="none"`; see [Note: gradients in the forward].
 
+    Collectives only where the vocabulary is cut: two all-reduces a chunk, over the part's axis, and one of [N, D] in
+    backward if the hidden states want a gradient. With `reduction="none"` backward repeats those of the chunks.
+
     Args:
         hidden_ND: hidden states, shape [N, D], of any dtype.
         weight_VD: weight of the linear layer, shape [V, D], of any dtype; its gradient is rounded to that dtype once.
         bias_V: bias of the linear layer, shape [V]; None for none.
-        targets_N: int64.
+        targets_N: int64, tokens of the whole vocabulary.
         options: options of the loss.
     """
+    if options.part is not None:
+        hidden_ND = share_input(hidden_ND, options.part.axis)
     given = (hidden_ND, weight_VD, bias_V)
     wanted = tuple(torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in given)
     function = _PerToken if options.reduction == "none" else _Reduced
     made: Any = function.apply(hidden_ND, weight_VD, bias_V, targets_N, options, wanted)
     return made
+
+
+class _LossArguments(TypedDict):
+    ignore_index: int
+    reduction: Reduction
+    label_smoothing: float
 
 
 @dataclass(slots=True)
@@ -99,13 +120,14 @@ class _Layer:
         wide_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
         if options.softcap is not None:
             wide_CV = torch.tanh(wide_CV / options.softcap) * options.softcap
-        return F.cross_entropy(
-            wide_CV,
-            targets_C,
-            ignore_index=options.ignore_index,
-            reduction=reduction,
-            label_smoothing=options.label_smoothing,
-        )
+        more: _LossArguments = {
+            "ignore_index": options.ignore_index,
+            "reduction": reduction,
+            "label_smoothing": options.label_smoothing,
+        }
+        if options.part is not None:
+            return cut_cross_entropy(wide_CV, targets_C, options.part, **more)
+        return F.cross_entropy(wide_CV, targets_C, **more)
 
 
 class _Sums:

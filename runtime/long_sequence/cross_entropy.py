@@ -11,6 +11,9 @@ from torch import Tensor
 
 from dsrun.errors import ModelError
 
+from ..parallel.tensor.operators import gather_last
+from ..parallel.tensor.vocabulary.part import VocabularyPart, vocabulary_of
+from ..zero.hooks.outside import source_of
 from .chunked_loss import LossOptions, chunked_loss
 from .loss_kernels import LossCall, LossKernel, Reduction, choose_kernel, tokens_at_a_time
 from .loss_libraries import installed, loss_by_library
@@ -37,13 +40,18 @@ def linear_cross_entropy(
 
     Gradients of hidden states and weight are made in the forward, chunk by chunk, and multiplied in backward; with
     `reduction="none"` backward makes the logits again. A backward through this backward is refused. Targets do not move
-    by one position here. No collectives; at ZeRO stage 3 read the weight as any module's, `self.head.weight`.
+    by one position here. At ZeRO stage 3 read the weight as any module's, `self.head.weight`.
+
+    A weight that tensor parallelism has cut over the vocabulary is recognised: targets are tokens of the whole, and the
+    loss is that of the whole, on every rank. Only then are there collectives, of a few numbers a token, and in backward
+    the sum of the hidden states' gradient; every rank of the tensor axis must call, with the same values.
 
     Args:
         hidden: shape [..., D], floating point.
-        weight_VD: weight of the output layer, shape [V, D], dtype of `hidden` or, under autocast, any.
+        weight_VD: weight of the output layer, shape [V, D], dtype of `hidden` or, under autocast, any; where it is cut,
+            the parameter itself and no copy of it.
         targets: int64, shape [...], in 0..V-1 or `ignore_index`.
-        bias: shape [V].
+        bias: shape [V]; cut as the weight is.
         ignore_index: target of tokens that do not count.
         reduction: `mean` over the tokens that count, `sum`, or `none`.
         label_smoothing: share of the target that is spread over the vocabulary, 0 to 1.
@@ -70,19 +78,26 @@ def linear_cross_entropy(
     compute = compute or hidden.dtype
     hidden_ND, targets_N = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     tokens, width = hidden_ND.shape
+    part = _part_of(weight_VD, bias)
+    if part is not None and part.exact:
+        weight_VD, bias = _whole(weight_VD, part), None if bias is None else _whole(bias, part)
+        part = None
+    vocab = weight_VD.shape[0] if part is None else part.whole
     options = LossOptions(
         reduction=reduction,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
         softcap=softcap,
-        chunk=min(chunk_size or tokens_at_a_time(tokens, width, weight_VD.shape[0]), max(1, tokens)),
+        chunk=min(chunk_size or tokens_at_a_time(tokens, width, vocab), max(1, tokens)),
         compute=compute,
+        part=part,
     )
     call = LossCall(
         device_type=hidden.device.type,
         reduction=reduction,
         label_smoothing=label_smoothing,
         softcap=softcap,
+        is_cut=part is not None,
     )
     chosen = choose_kernel(kernel, call, installed=installed())
     if chosen == "chunks":
@@ -98,6 +113,28 @@ def _compute_dtype(hidden: Tensor) -> torch.dtype | None:
     if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
         return torch.get_autocast_dtype(kind)
     return None
+
+
+def _part_of(weight_VD: Tensor, bias_V: Tensor | None) -> VocabularyPart | None:
+    """Returns this rank's part of a vocabulary that is cut; None where it is whole, on one rank too.
+
+    Raises:
+        ModelError: the weight is cut and the bias is not, or the other way round.
+    """
+    part = vocabulary_of(source_of(weight_VD))
+    of_bias = part if bias_V is None else vocabulary_of(source_of(bias_V))
+    if part != of_bias:
+        raise ModelError(
+            f"{_CALL}: of weight and bias, tensor parallelism has cut one over the vocabulary and not the other",
+            hint="give both as the output layer has them: `head.weight` and `head.bias`",
+        )
+    return None if part is None or part.axis.size == 1 else part
+
+
+def _whole(param: Tensor, part: VocabularyPart) -> Tensor:
+    """Returns the whole weight or bias, of which each rank has some rows; enters an all-gather."""
+    # Contiguous, for a product with a weight of other strides may add up in another order.
+    return gather_last(param.movedim(0, -1), part.axis, whole=part.whole).movedim(-1, 0).contiguous()
 
 
 def _check(hidden: Tensor, weight_VD: Tensor, targets: Tensor, bias: Tensor | None) -> None:

@@ -19,6 +19,7 @@ _CALL = "linear_cross_entropy"
 #: Fewer tokens than this make matrix products too thin to be worth their launch.
 _FEWEST_TOKENS = 128
 _WIDE = 4
+_CUT = "a vocabulary that is cut over ranks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +31,14 @@ class LossCall:
         reduction: reduction over the tokens: `mean`, `sum` or `none`.
         label_smoothing: share of the target that is spread over the vocabulary.
         softcap: bound of the logits; None for none.
+        is_cut: whether ranks have a part of the vocabulary each.
     """
 
     device_type: str
     reduction: Reduction
     label_smoothing: float
     softcap: float | None
+    is_cut: bool = False
 
 
 def choose_kernel(asked: LossKernel, call: LossCall, *, installed: Mapping[LossKernel, bool]) -> LossKernel:
@@ -71,12 +74,16 @@ _WAY_OUT: Mapping[str, str] = {
 
 
 def _torch_obstacle(call: LossCall) -> str | None:
+    if call.is_cut:
+        return _CUT
     if call.softcap is not None:
         return "a softcap"
     return "label smoothing" if call.label_smoothing else None
 
 
 def _liger_obstacle(call: LossCall) -> str | None:
+    if call.is_cut:
+        return _CUT
     if call.device_type != "cuda":
         return f"on {call.device_type}; it needs CUDA"
     # Its gradients are made before the losses' own gradients are known.
@@ -115,7 +122,7 @@ def loss_bytes(tokens: int, width: int, vocab: int, *, size: int, chunk: int) ->
     Args:
         tokens: N.
         width: D.
-        vocab: V.
+        vocab: V; where it is cut over ranks, the tokens that this rank has.
         size: bytes of an element: 2 or 4.
         chunk: tokens at a time.
     """

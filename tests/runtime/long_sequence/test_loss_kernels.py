@@ -23,6 +23,7 @@ NONE: dict[LossKernel, bool] = {"torch": False, "liger": False}
         (ON_GPU, NONE, "chunks"),
         (replace(ON_GPU, reduction="none"), ALL, "chunks"),
         (replace(ON_GPU, softcap=30.0), ALL, "liger"),
+        (replace(ON_GPU, is_cut=True), ALL, "chunks"),
     ],
 )
 def test_the_choice_by_itself(call: LossCall, installed: dict[LossKernel, bool], kernel: str) -> None:
@@ -44,6 +45,8 @@ def test_a_name_is_followed_where_it_can_be() -> None:
         ("liger", replace(ON_GPU, reduction="none"), ALL, "cannot compute reduction='none'"),
         ("torch", replace(ON_CPU, softcap=2.0), ALL, "cannot compute a softcap"),
         ("torch", replace(ON_CPU, label_smoothing=0.1), ALL, "cannot compute label smoothing"),
+        ("torch", replace(ON_GPU, is_cut=True), ALL, "cannot compute a vocabulary that is cut over ranks"),
+        ("liger", replace(ON_GPU, is_cut=True), ALL, "cannot compute a vocabulary that is cut over ranks"),
         ("lager", ON_CPU, ALL, "kernel is 'lager'; expected 'auto', 'chunks', 'torch' or 'liger'"),
     ],
 )
