@@ -1,17 +1,23 @@
-"""Which ranks share what, by the names of DeepSpeed's `utils.groups`: ranks of one stage are data-parallel ones.
+"""Which ranks share what, by the names of DeepSpeed's `utils.groups`: those of the axes of the last engine's ranks.
 
-Groups are torch's. An axis that dsrun does not have is of one rank: its size is 1 and a rank's place 0, as in DeepSpeed
-where it is not set up; who asks for the group itself is told so. Nothing is set up here.
+Groups are torch's, and those that the engine's ranks have made; nothing is set up here. Before there is an engine every
+rank is a data-parallel one. An axis of one rank has size 1, and a rank's place on it is 0, as in DeepSpeed where it is
+not set up; who asks for its group is told so. What the axes are, `dsrun.mesh_spec` says.
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from dsrun.contract.environment import noted_stages
+from dsrun.config.axes import AXES, divide
+from dsrun.contract.environment import noted_axes
 from dsrun.errors import ModelError
+from dsrun.mesh_spec import MeshSpec, Role
+
+from ..mesh.join.groups import group_of
 
 __all__ = [
     "_clone_world_group",
@@ -74,84 +80,76 @@ class NoGroupError(ModelError, KeyError):
 
 
 def get_data_parallel_group() -> Any:
-    """Returns the group of all ranks.
+    """Returns the group of the ranks that differ from this one in their samples alone.
 
     Raises:
-        ModelError: ranks have not joined, or the last engine has several pipeline stages.
+        ModelError: ranks have not joined, or the engine that had the group has ended.
     """
-    _check_joined()
-    if noted_stages() > 1:
-        raise ModelError(
-            "deepspeed.utils.groups: a pipeline stage has some of all ranks, and no group of them is kept",
-            hint="engine.grid.get_data_parallel_group() makes one; the getters of ranks and sizes know the stages",
-        )
-    return dist.group.WORLD
+    return _group("batch", "get_data_parallel_group")
 
 
 def get_data_parallel_world_size() -> int:
-    """Returns the number of ranks with samples of their own: those of one pipeline stage.
+    """Returns the number of ranks with samples of their own.
 
     Raises:
         ModelError: ranks have not joined.
     """
-    _check_joined()
-    return dist.get_world_size() // noted_stages()
+    return len(_peers("batch"))
 
 
 def get_data_parallel_rank() -> int:
-    """Returns this rank among those with samples of their own: those of its pipeline stage.
+    """Returns this rank's place among those with samples of their own.
 
     Raises:
         ModelError: ranks have not joined.
     """
-    return _rank() % get_data_parallel_world_size()
-
-
-def _rank() -> int:
-    _check_joined()
-    return dist.get_rank()
+    return _peers("batch").index(dist.get_rank())
 
 
 def get_tensor_model_parallel_world_size() -> int:
-    """Returns 1: no layer is cut."""
-    return 1
+    """Returns the number of ranks that share each layer; 1 before ranks join."""
+    return _size("tensor")
 
 
 def get_tensor_model_parallel_rank() -> int:
-    """Returns 0: no layer is cut."""
-    return 0
+    """Returns this rank's place among those that share each layer; 0 before ranks join."""
+    return _place("tensor")
 
 
 def get_tensor_model_parallel_src_rank() -> int:
-    """Returns this rank: it has each layer whole.
+    """Returns the first of the ranks that share each layer with this one, by its number in the job.
 
     Raises:
         ModelError: ranks have not joined.
     """
-    return _rank()
+    return _peers("tensor")[0]
 
 
-def get_tensor_model_parallel_group() -> NoReturn:
-    """Has nothing to return.
-
-    Raises:
-        NoGroupError: always.
-    """
-    _refuse("get_tensor_model_parallel_group", "tensor-parallel")
-
-
-def get_model_parallel_group() -> NoReturn:
-    """Has nothing to return.
+def get_tensor_model_parallel_group() -> Any:
+    """Returns the group of the ranks that share each layer.
 
     Raises:
-        NoGroupError: always.
+        NoGroupError: each rank has its layers whole.
+        ModelError: the engine that had the group has ended.
     """
-    _refuse("get_model_parallel_group", "model-parallel")
+    return _group_of_several("tensor", "get_tensor_model_parallel_group", "tensor-parallel")
+
+
+def get_model_parallel_group() -> Any:
+    """Returns the group of the ranks that share each layer: DeepSpeed calls them model-parallel ones, too.
+
+    Raises:
+        NoGroupError: each rank has its layers whole.
+        ModelError: the engine that had the group has ended.
+    """
+    return _group_of_several("tensor", "get_model_parallel_group", "model-parallel")
 
 
 get_model_parallel_world_size = _get_model_parallel_world_size = get_tensor_model_parallel_world_size
 get_model_parallel_rank = get_tensor_model_parallel_rank
-_get_data_parallel_group = _get_sequence_data_parallel_group = get_data_parallel_group
+_get_data_parallel_group = get_data_parallel_group
+_get_data_parallel_world_size = get_data_parallel_world_size
+_get_data_parallel_rank = get_data_parallel_rank
 
 
 def _clone_world_group() -> Any:
@@ -160,43 +158,57 @@ def _clone_world_group() -> Any:
     return dist.group.WORLD
 
 
-_get_data_parallel_world_size = _get_sequence_data_parallel_world_size = get_data_parallel_world_size
-_get_data_parallel_rank = _get_sequence_data_parallel_rank = get_data_parallel_rank
-
-
-def _get_data_parallel_group_ranks() -> range:
-    """Returns all ranks."""
-    first, size = _rank() - get_data_parallel_rank(), get_data_parallel_world_size()
-    return range(first, first + size)
+def _get_data_parallel_group_ranks() -> tuple[int, ...]:
+    """Returns the ranks that differ from this one in their samples alone."""
+    return _peers("batch")
 
 
 def _get_broadcast_src_rank() -> int:
-    """Returns 0, the first of the ranks that have the same parameters.
+    """Returns the first of the ranks that have the same parameters, by its number in the job.
 
     Raises:
         ModelError: ranks have not joined.
     """
-    _check_joined()
-    return 0
+    return _peers("shard")[0]
+
+
+def _get_sequence_data_parallel_group() -> Any:
+    """Returns the group of the ranks that have the same parameters, and other samples or other parts of sequences.
+
+    Raises:
+        ModelError: ranks have not joined, or the engine that had the group has ended.
+    """
+    return _group("shard", "_get_sequence_data_parallel_group")
+
+
+def _get_sequence_data_parallel_world_size() -> int:
+    """Returns the number of ranks that have the same parameters."""
+    return len(_peers("shard"))
+
+
+def _get_sequence_data_parallel_rank() -> int:
+    """Returns this rank's place among those that have the same parameters."""
+    return _peers("shard").index(dist.get_rank())
 
 
 def _get_sequence_parallel_world_size() -> int:
-    """Returns 1: no sequence is cut."""
-    return 1
+    """Returns the number of ranks that share a sequence; 1 before ranks join."""
+    return _size("context")
 
 
 def _get_sequence_parallel_rank() -> int:
-    """Returns 0: no sequence is cut."""
-    return 0
+    """Returns this rank's place among those that share a sequence; 0 before ranks join."""
+    return _place("context")
 
 
-def _get_sequence_parallel_group() -> NoReturn:
-    """Has nothing to return.
+def _get_sequence_parallel_group() -> Any:
+    """Returns the group of the ranks that share a sequence.
 
     Raises:
-        NoGroupError: always.
+        NoGroupError: each rank has sequences of its own.
+        ModelError: the engine that had the group has ended.
     """
-    _refuse("_get_sequence_parallel_group", "sequence-parallel")
+    return _group_of_several("context", "_get_sequence_parallel_group", "sequence-parallel")
 
 
 def _get_expert_model_parallel_world_size() -> int:
@@ -243,6 +255,42 @@ _get_expert_data_parallel_world_size = _get_expert_data_parallel_rank = _get_exp
 _get_expert_broadcast_src_rank = _get_expert_parallel_group
 
 
+def _spec() -> MeshSpec:
+    """Returns how the ranks of the last engine are divided."""
+    _check_joined()
+    world_size, noted = dist.get_world_size(), noted_axes()
+    if prod(noted.values()) != world_size:  # of no engine, or of one that other ranks had
+        noted = {}
+    return divide(world_size, {row.name: noted.get(row.name, 1) for row in AXES if row.size is not None})
+
+
+def _peers(role: Role) -> tuple[int, ...]:
+    spec = _spec()
+    return spec.peers(dist.get_rank(), spec.role_axes(role))
+
+
+def _size(role: Role) -> int:
+    return len(_peers(role)) if dist.is_initialized() else 1
+
+
+def _place(role: Role) -> int:
+    return _peers(role).index(dist.get_rank()) if dist.is_initialized() else 0
+
+
+def _group(role: Role, name: str) -> dist.ProcessGroup:
+    found = group_of(_peers(role))
+    if found is None:
+        raise ModelError(
+            f"deepspeed.utils.groups: {name}: the engine that had the group has ended",
+            hint="ask while there is an engine, and use the group until it ends",
+        )
+    return found
+
+
+def _group_of_several(role: Role, name: str, title: str) -> dist.ProcessGroup:
+    return _group(role, name) if _size(role) > 1 else _refuse(name, title)
+
+
 def _check_joined() -> None:
     if not dist.is_initialized():
         raise ModelError(
@@ -251,8 +299,8 @@ def _check_joined() -> None:
         )
 
 
-def _refuse(name: str, axis: str) -> NoReturn:
+def _refuse(name: str, title: str) -> NoReturn:
     raise NoGroupError(
-        f"deepspeed.utils.groups: {name}: there is no {axis} group",
-        hint="every rank is a data-parallel one; torch.distributed.group.WORLD has all",
+        f"deepspeed.utils.groups: {name}: there is no {title} group",
+        hint="no axis but those of the config has several ranks; torch.distributed.group.WORLD has all",
     )

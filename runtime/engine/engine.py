@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, optim
 
 from dsrun.config.config import Config
-from dsrun.contract.environment import note_engine, note_stages, stands_for_deepspeed
+from dsrun.contract.environment import note_axes, note_engine, stands_for_deepspeed
 from dsrun.errors import DsrunError, ModelError
 
 from ..memory.arenas import ArenaReport
@@ -34,6 +34,7 @@ from .compose.hooks import Hooks
 from .compose.job import Job
 from .compose.saving import Saving
 from .counters import EngineCounters
+from .deepspeed.axes import AxisGetters
 from .deepspeed.batch_calls import BatchCalls, BatchSource
 from .deepspeed.calls import Calls
 from .deepspeed.config_getters import ConfigGetters, EpochCount
@@ -53,7 +54,7 @@ from .training.script_backward import check_loss, check_not_scaled
 from .update import Update
 
 
-class Engine(Getters, ConfigGetters, Calls, BatchCalls, TorchModule):
+class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, TorchModule):
     """Trains one model; every rank calls the same methods in the same order.
 
     It is a torch module whose only part is the model, under the name `module`: see `deepspeed/torch_module.py`.
@@ -151,7 +152,7 @@ class Engine(Getters, ConfigGetters, Calls, BatchCalls, TorchModule):
                 give_step(update.optimizer, update.shards, weakref.WeakMethod(self._step_without_schedule))
         self._end_with_engine()
         note_engine()
-        note_stages(mesh.pipe.size)
+        note_axes({axis.name: axis.size for axis in mesh.spec.axes})
 
     @property
     def optimizer(self) -> optim.Optimizer | None:

@@ -39,14 +39,18 @@ from .compose.saving import make_saving
 from .engine import Engine
 from .host.tiers import open_tiers
 from .model.ownership import end_earlier_engines
+from .model.parts import cut_over_tensor
 from .model.stages import cut_into_stages, note_class, stages_of_script
+from .model.tensor_request import request_of
 from .observation import observe, tell_start
 from .shard import shard_model
 from .update import make_update
 
 #: What cuts a model along the axes of ranks, before units are found; it returns the parameters that it has changed. A
 #: parameter stays the object that it is, for optimizers and groups know it: it gets other memory.
-CUT_BY_AXES: tuple[Callable[[nn.Module, Config, ProcessGroupMesh], Cuts], ...] = ()
+CUT_BY_AXES: tuple[Callable[[nn.Module, Config, ProcessGroupMesh, Callable[[str], None]], Cuts], ...] = (
+    cut_over_tensor,
+)
 
 
 @outside_of_constructions()  # a script may call it inside `zero.Init`
@@ -82,11 +86,11 @@ def initialize(
         training_data: a map-style dataset to make a loader of; or a stream, whose order is kept.
         lr_scheduler: a schedule, or a function that makes one of the optimizer; goes before the config's.
         distributed_port: DeepSpeed's argument, without effect: ranks meet at the address in the environment.
-        mpu: groups of a script that has other parallelism; taken where that has size 1, and kept as `engine.mpu`.
+        mpu: groups of a script's parallelism; taken where its sizes are the config's, and kept as `engine.mpu`.
         dist_init_required: False: the script has joined its process group already.
         collate_fn: function that makes a batch of a list of samples, for the training loader; None for the default.
         config: path, dict or text of the config; None: the one given to `dsrun`.
-        mesh_param: (ranks, 1), for DeepSpeed's calls.
+        mesh_param: (ranks with samples of their own, ranks that share a sequence), for DeepSpeed's calls.
         config_params: DeepSpeed's older name of `config`.
 
     Returns:
@@ -120,7 +124,7 @@ def initialize(
     chunks, tied, groups = cut_into_stages(request.model, request.assignment, settings, mesh)
     request = replace(request, assignment=groups)
     precision = apply_precision(request.model, settings, mesh.device, job.say)
-    cuts = _cuts_of(request.model, settings, mesh, tied)
+    cuts = _cuts_of(request.model, settings, mesh, tied, job.say)
     turns = chunks.gather_turns
     tiers = open_tiers(request.model, settings, mesh, optimizer, chunk_of=turns, precision=precision, say=job.say)
     fence = Fence()
@@ -143,11 +147,13 @@ def initialize(
 
 
 def _settings_of(request: Request, job: Job) -> Config:
+    asked = request_of(request.model)
     settings = load(
         request.source,
         world_size=job.info.world_size,
         as_deepspeed=stands_for_deepspeed(),
         pipeline_stages=stages_of_script(request.model),
+        tensor_parallel=None if asked is None else asked.terms,
     )
     tell_program_config(settings, job.info)
     return settings
@@ -158,6 +164,8 @@ def _save_on_signal(engine: Engine, settings: Config) -> None:
         engine.save_on_signal(settings.checkpoint.save_on_signal, settings.checkpoint.signals)
 
 
-def _cuts_of(model: nn.Module, settings: Config, mesh: ProcessGroupMesh, tied: Cuts) -> Cuts:
+def _cuts_of(
+    model: nn.Module, settings: Config, mesh: ProcessGroupMesh, tied: Cuts, say: Callable[[str], None]
+) -> Cuts:
     """Returns the parameters that axes of ranks have changed, those that pipeline stages have in common among them."""
-    return {**tied, **dict(chain.from_iterable(cut(model, settings, mesh).items() for cut in CUT_BY_AXES))}
+    return {**tied, **dict(chain.from_iterable(cut(model, settings, mesh, say).items() for cut in CUT_BY_AXES))}

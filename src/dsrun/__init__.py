@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dsrun.runtime.engine.compose.distributed import init_distributed as init_distributed
     from dsrun.runtime.engine.engine import Engine as Engine
     from dsrun.runtime.engine.initialize import initialize as initialize
+    from dsrun.runtime.engine.model.tensor_request import tp_model_init as tp_model_init
     from dsrun.runtime.parallel.pipeline.module import PipelineModule as PipelineModule
     from dsrun.runtime.zero.creation.on_device import OnDevice as OnDevice
 
@@ -40,6 +41,7 @@ else:
             "dsrun.runtime.engine.compose.distributed": ("init_distributed",),
             "dsrun.runtime.engine.engine": ("Engine", "Engine as DeepSpeedEngine"),
             "dsrun.runtime.engine.initialize": ("initialize",),
+            "dsrun.runtime.engine.model.tensor_request": ("tp_model_init",),
             "dsrun.runtime.parallel.pipeline.module": ("PipelineModule",),
             "dsrun.runtime.zero.creation.on_device": ("OnDevice",),
         },

@@ -35,10 +35,11 @@ REASONS: Mapping[str, str] = {
         "DeepSpeedHybridEngine runtime.hybrid_engine runtime.hybrid_engine_graph runtime.rollout"
     ),
     # Models cut over ranks.
-    "there is no tensor parallelism, and no module is replaced: leave the call out; ZeRO stage 3 spreads the weights": (
-        "module_inject.* replace_transformer_layer set_autotp_mode tp_model_init load_ds_config "
-        "merge_tp_model_init_into_config record_tp_model_init_args runtime.tensor_parallel runtime.domino"
+    "`tensor_parallel.autotp_size` in the config, or tp_model_init, has initialize cut a model's layers": (
+        "module_inject.* replace_transformer_layer set_autotp_mode load_ds_config merge_tp_model_init_into_config "
+        "record_tp_model_init_args runtime.tensor_parallel"
     ),
+    "`tensor_parallel.tp_overlap_comm` has ranks that share a layer send while they compute": "runtime.domino",
     "`pipeline.schedule` has others; `zbv` too has a rank's two chunks in a V": (
         "DualPipeVEngine DualPipeVModule pipe.DualPipeVModule pipe.dualpipev"
     ),
@@ -49,7 +50,7 @@ REASONS: Mapping[str, str] = {
         "sequence runtime.sequence_parallel.*"
     ),
     "a model's own experts are trained as they are; zero_optimization.leaf_module names their layers": "moe.*",
-    "there is no tensor, sequence or expert parallelism: every rank is a data-parallel one": (
+    "the sizes of axes stand in the config, and initialize makes their groups: ask the getters of utils.groups": (
         "utils.groups.* utils.bwc"
     ),
     # Weights and gradients in other forms.

@@ -64,8 +64,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "full-3": clients.zero(3, **AUTO_AT_3) | FULL,
     "optimizer": clients.zero(3) | {"optimizer": OPTIMIZER},
     "unsaved": clients.zero(3, stage3_gather_16bit_weights_on_model_save=False),
+    **{f"tensor-{stage}": clients.zero(stage) | {"tensor_parallel": {"autotp_size": 2}} for stage in (0, 2)},
 }
 RESUMED = ["0", "2o", "3"]
+#: At stage 3 transformers refuses to load a model with tensor parallelism.
+TENSOR = ["0", "2"]
 
 
 def run(out: str, *words: str, deepspeed: str | None, family: str = "llama") -> list[str | Path]:
@@ -117,6 +120,12 @@ def job(folder: Path, plain: Path) -> Job:
     runs += [run("unsaved", *ONE, *UNSAVED, deepspeed="unsaved")]
     # From a folder that stage 3 has saved, at stage 3 and without slices.
     runs += [run(f"reloaded/{name}", *ONE, *UNSAVED, "--pretrained", "one/3", deepspeed=name) for name in ("0", "3")]
+    # Both ranks have the samples of two: the Trainer's own loader reads them for the ranks that share each layer.
+    same = ["--per_device_train_batch_size", "4"]
+    for name in TENSOR:
+        runs += [run(f"tensor/{name}", *ONE, *SAVED, *same, deepspeed=f"tensor-{name}")]
+        words = [*ONE, *UNSAVED, *same, *resume(f"tensor/{name}/checkpoint-4")]
+        runs += [run(f"tensor/resumed-{name}", *words, deepspeed=f"tensor-{name}")]
     runs += [[TRAIN, *killed_clients.WORDS, "--deepspeed", "3.json", "--output_dir", "unbroken"]]
     return clients.run_on_dsrun(folder, *runs)
 
@@ -199,6 +208,15 @@ def test_a_classifier_trains_from_workers_as_without_deepspeed(job: Job, folder:
 def test_recomputed_activations_change_no_bit(job: Job, folder: Path) -> None:
     assert updates(folder / "recomputed") == 8
     assert_the_same(folder / "recomputed", folder / "one" / "3")
+
+
+@pytest.mark.parametrize("name", TENSOR)
+def test_layers_cut_over_ranks_train_and_are_saved_as_whole_ones(
+    job: Job, folder: Path, plain: Path, name: str
+) -> None:
+    """The Trainer calls `tp_model_init`, counts samples on every rank, and asks for whole weights to save."""
+    assert_close(folder / "tensor" / name, plain / "one")
+    assert_the_same(folder / "tensor" / f"resumed-{name}", folder / "tensor" / name)
 
 
 def test_an_optimizer_of_the_config_does_what_the_trainers_own_does(job: Job, folder: Path) -> None:

@@ -28,6 +28,7 @@ from support.training import batches, config, make_engine
 ARGUMENTS = {
     "initialize": "args model optimizer model_parameters training_data lr_scheduler distributed_port mpu "
     "dist_init_required collate_fn config mesh_param config_params",
+    "tp_model_init": "model tp_size dtype config",
     "add_config_arguments": "parser",
     "init_distributed": "dist_backend auto_mpi_discovery distributed_port verbose timeout init_method "
     "dist_init_required config rank world_size",

@@ -62,7 +62,12 @@ ROWS = (
         "zero_partial_offload",
         "sections are None where nothing leaves the device",
     ),
-    EngineRow("get_data_parallel_rank data_parallel_group", "all ranks"),
+    EngineRow(
+        "get_data_parallel_rank data_parallel_group get_tensor_parallel_rank get_model_parallel_rank mp_world_size "
+        "seq_dp_world_size seq_data_parallel_group sequence_parallel_size",
+        "as the engine's own axes have it; groups are those that the engine has made",
+    ),
+    EngineRow("autotp_size tensor_parallel_config"),
     EngineRow("tput_timer", "counts a script's epochs; seconds and samples are in records.jsonl"),
     EngineRow(
         "save_checkpoint load_checkpoint",

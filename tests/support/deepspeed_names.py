@@ -103,8 +103,16 @@ ROWS = (
         "initialize",
         "dsrun",
         1,
-        "`mpu` and `mesh_param` are taken where they say data parallelism alone; `distributed_port` has no effect: "
-        "ranks meet where the environment says",
+        "`mpu` and `mesh_param` are taken where they divide the ranks as the config does; `distributed_port` has no "
+        "effect: ranks meet where the environment says",
+    ),
+    Row(
+        ".",
+        "tp_model_init",
+        "dsrun",
+        1,
+        "what it is given stays with the model, and `initialize` refuses a config that says otherwise; `tp_group` has "
+        "to be of neighbours; without `config`, the config's `tensor_parallel.autotp_size` says the same",
     ),
     Row(
         "comm.comm comm .",
@@ -258,7 +266,8 @@ ROWS = (
         "_get_sequence_data_parallel_group _get_sequence_data_parallel_rank _get_sequence_data_parallel_world_size",
         "dsrun.runtime.deepspeed.groups",
         2,
-        "every rank is a data-parallel one, so the other axes have no group, or one of this rank",
+        "the axes of the last engine, and its groups; before there is one every rank is a data-parallel one; an axis "
+        "of one rank has no group",
     ),
     Row(
         "utils.groups utils",
@@ -267,7 +276,8 @@ ROWS = (
         "get_tensor_model_parallel_rank get_tensor_model_parallel_src_rank get_tensor_model_parallel_world_size",
         "dsrun.runtime.deepspeed.groups",
         3,
-        "every rank is a data-parallel one, so the other axes have no group, or one of this rank",
+        "the axes of the last engine, and its groups; before there is one every rank is a data-parallel one; an axis "
+        "of one rank has no group",
     ),
     Row(
         "utils.groups",
@@ -280,7 +290,8 @@ ROWS = (
         "expert_tensor_parallel_world_size mesh_device mpu",
         "dsrun.runtime.deepspeed.groups",
         3,
-        "every rank is a data-parallel one, so the other axes have no group, or one of this rank",
+        "the axes of the last engine, and its groups; before there is one every rank is a data-parallel one; an axis "
+        "of one rank has no group",
     ),
     # Optimizers and rates.
     Row(
@@ -843,7 +854,6 @@ PARAMETERS = {
 KNOWN = tuple(known())
 #: Names of the tiers that are not there, each refused with its reason.
 ABSENT = {
-    "tp_model_init": 2,
     "runtime.sequence_parallel.ulysses_sp.UlyssesSPDataLoaderAdapter": 2,
     **dict.fromkeys(
         (

@@ -18,14 +18,16 @@ import torch.distributed as dist
 from dsrun.config.text.source import ConfigSource
 from dsrun.contract.environment import CONFIG_ENV, RankInfo, stands_for_deepspeed
 from dsrun.errors import ConfigError, InputError
+from dsrun.mesh_spec import MeshSpec, Role
 
-#: What an `mpu` is asked; parallelism of these kinds has size 1 here.
-_MPU_SIZES = (
-    "get_model_parallel_world_size",
-    "get_tensor_model_parallel_world_size",
-    "get_pipeline_model_parallel_world_size",
-    "get_pipe_parallel_world_size",
-    "get_sequence_parallel_world_size",
+#: What an `mpu` is asked, and what the ranks that it counts have in common.
+_MPU_SIZES: tuple[tuple[str, Role], ...] = (
+    ("get_model_parallel_world_size", "tensor"),
+    ("get_tensor_model_parallel_world_size", "tensor"),
+    ("get_pipeline_model_parallel_world_size", "pipe"),
+    ("get_pipe_parallel_world_size", "pipe"),
+    ("get_sequence_parallel_world_size", "context"),
+    ("get_data_parallel_world_size", "batch"),
 )
 
 
@@ -77,34 +79,40 @@ def config_source(
     return source
 
 
-def check_parallelism(mpu: object, mesh_param: Sequence[int] | None, *, world_size: int) -> None:
-    """Refuses parallelism other than that of data, as a script's own groups or mesh ask for it.
+def check_parallelism(mpu: object, mesh_param: Sequence[int] | None, spec: MeshSpec, *, rank: int) -> None:
+    """Refuses ranks that are divided otherwise than the config divides them, as a script's groups or mesh say it.
 
     Args:
         mpu: Megatron's object of groups, or None.
         mesh_param: (data-parallel size, sequence-parallel size), or None.
-        world_size: ranks of the job.
+        spec: the ranks as the config divides them.
+        rank: this rank.
 
     Raises:
-        InputError: naming the size that is not that of a data-parallel job.
+        InputError: naming what is another size, or another place of this rank.
     """
-    for name in _MPU_SIZES:
-        ask = getattr(mpu, name, None)
-        if ask is not None and int(ask()) != 1:
+    for name, role in _MPU_SIZES:
+        ask, size = getattr(mpu, name, None), spec.role_size(role)
+        # A pipeline's grid counts its stages among the ranks that have a model together.
+        sizes = {size, size * spec.stages} if name == "get_model_parallel_world_size" else {size}
+        if ask is not None and int(ask()) not in sizes:
             raise InputError(
-                f"dsrun.initialize: mpu.{name}() is {int(ask())}; only data parallelism is supported",
-                hint="leave mpu out, or make its groups of one rank",
+                f"dsrun.initialize: mpu.{name}() is {int(ask())}; the config divides the {spec.world_size} ranks "
+                f"so that it is {size}",
+                hint="leave mpu out, and give the axes their sizes in the config: `tensor_parallel.autotp_size`, "
+                "`pipeline.stages`",
             )
-    data = getattr(mpu, "get_data_parallel_world_size", None)
-    if data is not None and int(data()) != world_size:
+    ask, place = getattr(mpu, "get_data_parallel_rank", None), spec.peers(rank, spec.role_axes("batch")).index(rank)
+    if ask is not None and int(ask()) != place:
         raise InputError(
-            f"dsrun.initialize: mpu.get_data_parallel_world_size() is {int(data())}; the job has {world_size} ranks",
-            hint="leave mpu out: every rank is a data-parallel one",
+            f"dsrun.initialize: mpu.get_data_parallel_rank() is {int(ask())} on rank {rank}, which reads the samples "
+            f"of data rank {place}",
+            hint="leave mpu out: ranks that share a layer are neighbours, and a stage's ranks are too",
         )
-    if mesh_param is not None and tuple(mesh_param) not in ((world_size, 1), (world_size,)):
+    expected = spec.role_size("batch"), spec.role_size("context")
+    if mesh_param is not None and tuple(mesh_param) not in (expected, expected[:1]):
         raise InputError(
-            f"dsrun.initialize: mesh_param is {tuple(mesh_param)}; expected ({world_size}, 1), for only data "
-            "parallelism is supported",
+            f"dsrun.initialize: mesh_param is {tuple(mesh_param)}; expected {expected}, as the config divides ranks",
             hint="leave mesh_param out",
         )
 

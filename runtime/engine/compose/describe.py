@@ -58,7 +58,7 @@ def describe(model: nn.Module, units: Sequence[UnitSpec] | None = None, *, label
 def describe_before_cut(
     model: nn.Module, assignment: GroupAssignment, settings: Config, mesh: ProcessGroupMesh
 ) -> ModelSize | None:
-    """Returns the description of a whole model before it is cut into pipeline stages, as an uncut one has it.
+    """Returns the description of a whole model before it is cut into pipeline stages or layers, as an uncut one has it.
 
     Enters an all-reduce of a number and an all-gather of names over the pipe axis, where a `PipelineModule` has several
     stages: each rank knows of its own layers alone which are trained.
@@ -73,7 +73,7 @@ def describe_before_cut(
         the description, on the first rank; None on others, and where the model is not cut.
     """
     is_list = isinstance(model, PipelineModule)
-    if not is_list and settings.pipeline.stages == "auto":
+    if not is_list and settings.pipeline.stages == "auto" and mesh.tensor.size == 1:
         return None
     mark_left_out(model, assignment.group_of)
     whole = model

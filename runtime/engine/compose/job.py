@@ -12,7 +12,6 @@ from dsrun.contract.heartbeats import HeartbeatWriter
 from dsrun.errors import InputError
 
 from ...mesh.wait_times import WaitTimes
-from .arguments import check_parallelism
 from .distributed import join_job
 from .request import Request
 from .start_report import say_once
@@ -39,11 +38,10 @@ def join(request: Request) -> Job:
     """Joins the job's process group, unless that has happened.
 
     Raises:
-        InputError: an argument, or a library of the script, says something else than the job's environment.
+        InputError: a library of the script says something else than the job's environment.
     """
     _check_accelerate(RankInfo.from_env().world_size)
     info = join_job(dist_init_required=request.dist_init_required)
-    check_parallelism(request.mpu, request.mesh_param, world_size=info.world_size)
     return Job(info, request.heartbeat, say_once(info), WaitTimes(request.heartbeat))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dsrun.config.axes import axes_of
+from dsrun.config.axes import axes_of, coordinate_text
 from dsrun.config.config import Config
 
 from ...mesh.join.gpus import choose_device
 from ...mesh.join.groups import ProcessGroupMesh, make_mesh, present_backend, separate_reductions
 from ...optim.groups import check_trainable
+from ..model.tensor_request import check_group, request_of
+from .arguments import check_parallelism
 from .comparison import check_same_everywhere
 from .job import Job
 from .request import Request
@@ -19,15 +21,19 @@ def mesh_of(request: Request, settings: Config, job: Job) -> ProcessGroupMesh:
     Enters the collectives of the agreement, and makes process groups.
 
     Raises:
-        InputError: the backend cannot be used here.
+        InputError: the backend cannot be used here, or the script's own groups divide the ranks in another way.
         ModelError: nothing is trainable for the optimizer there is, or ranks were given something else.
     """
     updates = request.updates(settings)
     if updates:
         check_trainable(request.model, trains_none=request.trains_none)
+    spec, rank = axes_of(settings, job.info.world_size), job.info.rank
+    job.heartbeat.tell_coordinate(coordinate_text(spec, rank))
+    check_parallelism(request.mpu, request.mesh_param, spec, rank=rank)
+    check_group(request_of(request.model), spec, rank=rank, has_mpu=request.mpu is not None)
     device = choose_device(present_backend(), job.info)
     mesh = make_mesh(
-        axes_of(settings, job.info.world_size),
+        spec,
         job.info,
         device=device,
         observer=job.waits,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from pathlib import Path
 
 from dsrun.contract.environment import RUN_DIR_ENV, RankInfo
@@ -90,10 +91,13 @@ def _describe(
     units: Sequence[ParamUnit], mesh: ProcessGroupMesh, precision: PrecisionPolicy, *, stage: int, state_bytes: int
 ) -> str:
     numel = sum(param.numel() for unit in units for param in unit.params)
+    whole = sum(prod(extent.whole.shape) for unit in units for extent in unit.layout.extents)
+    count = format_count(numel) if whole == numel else f"{format_count(numel)} of {format_count(whole)}"
+    parts = f", layers cut over {mesh.tensor.size} ranks" if mesh.tensor.size > 1 else ""
     ranks = f"{mesh.info.world_size} rank" + ("s" if mesh.info.world_size > 1 else "")
     stages = f" of the first of {mesh.spec.stages} pipeline stages" if mesh.spec.stages > 1 else ""
     dtype = str(precision.compute).removeprefix("torch.")
     return (
-        f"dsrun: {ranks} ({mesh.backend}), ZeRO stage {stage}, {format_count(numel)} parameters{stages} "
-        f"in {len(units)} units, {dtype}, {format_bytes(state_bytes)} of model state a rank"
+        f"dsrun: {ranks} ({mesh.backend}), ZeRO stage {stage}, {count} parameters{stages} "
+        f"in {len(units)} units{parts}, {dtype}, {format_bytes(state_bytes)} of model state a rank"
     )

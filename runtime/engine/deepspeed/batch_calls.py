@@ -21,7 +21,7 @@ from ...parallel.pipeline.engine_class import PipelineError
 from ...parallel.pipeline.grid import PipelineParallelGrid
 from ...parallel.pipeline.module import PipelineModule
 from ...parallel.pipeline.ranks import JobRank
-from ...parallel.pipeline.topology import PipeDataParallelTopology
+from ...parallel.pipeline.topology import PipeDataParallelTopology, PipeModelDataParallelTopology
 from ..components import Components
 from ..progress import Progress
 from ..training.micro_batch import LossFunction, digest_of
@@ -278,12 +278,17 @@ class BatchCalls:
     @property
     def grid(self) -> PipelineParallelGrid:
         """This rank's place among stages and their copies; DeepSpeed's engines have it where there are stages."""
-        module = self._components.scheduled.stages.module
-        if isinstance(module, PipelineModule):
+        module, tensor = self._components.scheduled.stages.module, self._mesh.tensor.size
+        if isinstance(module, PipelineModule) and tensor == 1:  # it has been made before the config was read
             return module.mpu()
         if self._grid is None:
             info, stages = self._mesh.info, self._mesh.pipe.size
-            topology = PipeDataParallelTopology(stages, info.world_size // stages)
+            replicas = info.world_size // (stages * tensor)
+            topology = (
+                PipeDataParallelTopology(stages, replicas)
+                if tensor == 1
+                else PipeModelDataParallelTopology(stages, tensor, replicas)
+            )
             self._grid = PipelineParallelGrid(topology, job=JobRank(info.rank, info.world_size))
         return self._grid
 
@@ -301,10 +306,6 @@ class BatchCalls:
     def micro_batches(self) -> int:
         """Micro batches of a global batch, on one pipeline."""
         return self.gradient_accumulation_steps()
-
-    def get_data_parallel_rank(self) -> int:
-        """This rank's place among those that have other samples."""
-        return self._mesh.batch.rank
 
     def get_pipeline_parallel_rank(self) -> int:
         """Returns this rank's pipeline stage."""

@@ -243,10 +243,8 @@ class Calls:
             all_ranks: every rank gets it, and needs the memory for it.
 
         Returns:
-            names to tensors, tied ones shared; on rank 0 only, and None elsewhere, unless `all_ranks`.
-
-        Raises:
-            ModelError: each rank has a part of a parameter.
+            names to tensors, tied ones shared, those that are cut over ranks put together; on rank 0 only, and None
+            elsewhere, unless `all_ranks`.
         """
         if self._sharded.plan.shard_parameters:
             self._components.check_trains.check_there("engine.module_state_dict")
@@ -256,11 +254,11 @@ class Calls:
         """Sets parameters, with their fp32 masters, and buffers; optimizer states stay as they are.
 
         Args:
-            state_dict: whole tensors, the same on every rank.
+            state_dict: whole tensors, the same on every rank; of one that is cut over ranks each takes its part.
             strict: whether the dict must have all parameters and persistent buffers, and no others.
 
         Raises:
-            CheckpointError: naming every tensor that is missing, unexpected, of another shape or cut over an axis.
+            CheckpointError: naming every tensor that is missing, unexpected or of another shape.
             InputError: it is no dict of tensors.
         """
         self._components.check_trains.check_there("engine.load_module_state_dict")
@@ -289,7 +287,6 @@ class Calls:
 
         Raises:
             InputError: `save_dir` is None, empty, no path or an address, or shards make no sense.
-            ModelError: each rank has a part of a parameter.
             CheckpointError: on every rank, if rank 0 could not write; nothing was left or replaced.
         """
         self._components.check_trains.check_there("engine.save_16bit_model")

@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from dsrun.config.config import Config
 from dsrun.config.sections.offload import OffloadOptimizer, OffloadParam
+from dsrun.config.sections.parallel import TensorParallel
 from dsrun.config.sections.precision import Fp16
-from dsrun.errors import ModelError
 
 from ...precision.configured import autocast_of
 from ...precision.policy import DTYPES
@@ -92,9 +91,7 @@ class ConfigGetters:
     _sharded: ShardedModel
     _update: Update
     _epochs: EpochCount
-    dp_world_size: int
     global_rank: int
-    world_size: int
 
     def optimizer_name(self) -> str | None:
         """Class of the script's optimizer, or the config's `optimizer.type`; DeepSpeed's own ones in small letters."""
@@ -204,19 +201,14 @@ class ConfigGetters:
         return self._settings.zero_optimization.offload_optimizer.ratio
 
     @property
-    def data_parallel_group(self) -> dist.ProcessGroup:
-        """Process group of the ranks that have other samples: all ranks.
+    def tensor_parallel_config(self) -> TensorParallel:
+        """How layers are cut over ranks, as the config's section."""
+        return self._settings.tensor_parallel
 
-        Raises:
-            ModelError: ranks share samples, and no group of torch's is kept of those that do not.
-        """
-        world = dist.group.WORLD
-        if world is None or self.dp_world_size != self.world_size:
-            raise ModelError(
-                f"engine.data_parallel_group: {self.world_size} ranks have {self.dp_world_size} different batches",
-                hint="make a group by torch.distributed.new_group of the ranks that you need",
-            )
-        return world
+    def autotp_size(self) -> int:
+        """Ranks that share a layer; 0 or 1 where none is cut, as the config says it."""
+        section = self._settings.tensor_parallel
+        return section.autotp_size if section.size == 1 else section.size
 
     @property
     def tput_timer(self) -> EpochCount:

@@ -12,10 +12,7 @@ REASONS: Mapping[str, str] = {
     "records.jsonl in the job's folder has every step's seconds; the module `logging` writes lines of a script's own": (
         "log_for_device tput_log"
     ),
-    "there is no tensor, sequence or expert parallelism: every rank is a data-parallel one": (
-        "autotp_size get_model_parallel_rank get_sequence_parallel_group get_tensor_parallel_rank load_moe_state_dict "
-        "tensor_parallel_config"
-    ),
+    "there is no sequence or expert parallelism": "get_sequence_parallel_group load_moe_state_dict",
     "engine.backward reduces gradients as they come": (
         "all_gather_scalar allreduce_and_copy allreduce_bucket allreduce_gradients allreduce_no_retain "
         "buffered_allreduce_fallback sparse_all_gather sparse_allreduce sparse_allreduce_bucket "

@@ -389,6 +389,27 @@ def has_joined() -> bool:
     return dist.is_initialized()
 
 
+def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
+    """Returns torch's process group of some ranks, for a script's own collectives; enters none.
+
+    Args:
+        ranks: ranks of a view of a mesh, by their numbers in the job, ascending; this one is among them. A lone rank
+            gets a group of Gloo's, for no other rank can be asked to make one.
+
+    Returns:
+        all ranks' group, or one that a mesh has made; None where no mesh has made one, or all have left it.
+    """
+    world = _world()
+    if len(ranks) == world.size():
+        return world
+    use = _uses.get(world)
+    groups = None if use is None else use.groups
+    found = None if groups is None else groups.find(ranks)
+    if found is None and groups is not None and len(ranks) == 1:
+        return groups.take(GroupKey("gloo", "all", ranks), [ranks])
+    return found
+
+
 def present_backend() -> Backend:
     """Returns what training goes by in the default group that was joined.
 

@@ -99,6 +99,15 @@ class SharedGroups:
         shared.users += 1
         return shared.group
 
+    def find(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
+        """Returns the group by which some ranks do everything; None where they have none. No mesh is on it for that.
+
+        Args:
+            ranks: ranks of the group, by their numbers in the job, ascending.
+        """
+        found = (one.group for key, one in self._shared.items() if (key.purpose, key.ranks) == ("all", ranks))
+        return next(found, None)
+
     def give_back(self, keys: Sequence[GroupKey]) -> None:
         """Says that one mesh has left these groups; every rank must call.
 

@@ -21,6 +21,7 @@ to be told of a hang after a minute must not lose a barrier that takes five.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import signal
@@ -44,8 +45,8 @@ AS_DEEPSPEED_ENV = "DSRUN_AS_DEEPSPEED"
 SAID_DEEPSPEED_ENV = "DSRUN_AS_DEEPSPEED_SAID"
 #: Set once this process has made an engine.
 ENGINE_ENV = "DSRUN_ENGINE"
-#: Pipeline stages of this process's last engine, behind the process that has made it.
-STAGES_ENV = "DSRUN_STAGES"
+#: Ranks along the axes of this process's last engine, behind the process that has made it.
+AXES_ENV = "DSRUN_AXES"
 #: Option, `--local_rank`, that a rank's program gets as its first word, with the rank's number on its host; absent
 #: where it gets none. Taken out of the environment where the word is added.
 LOCAL_RANK_WORD_ENV = "DSRUN_LOCAL_RANK_WORD"
@@ -133,15 +134,19 @@ def note_engine() -> None:
     os.environ[ENGINE_ENV] = str(os.getpid())
 
 
-def note_stages(stages: int) -> None:
-    """Writes down how many pipeline stages this process's last engine has; for `noted_stages`."""
-    os.environ[STAGES_ENV] = f"{os.getpid()} {stages}"
+def note_axes(sizes: Mapping[str, int]) -> None:
+    """Writes down how the ranks of this process's last engine are divided; for `noted_axes`.
+
+    Args:
+        sizes: ranks along each axis, by its name.
+    """
+    os.environ[AXES_ENV] = f"{os.getpid()} {json.dumps(dict(sizes))}"
 
 
-def noted_stages() -> int:
-    """Returns the pipeline stages of this process's last engine; 1 before there is one."""
-    pid, _, stages = os.environ.get(STAGES_ENV, "").partition(" ")
-    return int(stages) if pid == str(os.getpid()) else 1
+def noted_axes() -> dict[str, int]:
+    """Returns the ranks along the axes of this process's last engine, by their names; empty before there is one."""
+    pid, _, sizes = os.environ.get(AXES_ENV, "").partition(" ")
+    return json.loads(sizes) if pid == str(os.getpid()) else {}
 
 
 def has_made_engine() -> bool:

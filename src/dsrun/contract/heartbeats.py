@@ -11,9 +11,9 @@ rank has beaten while it read. Behind the two beats stands what each of them say
 dsrun leave it empty, and an agent of an older one does not look there. The last bytes of a slot say how far the rank's
 start is, which is no beat: a rank that says nothing else is judged as one that never has beaten.
 
-[Note: stages behind the slots] Slots are full. Behind the last one stands what each rank says of its pipeline stage,
-and at the end of the table a mark that says so. An older dsrun's table ends with a `StartState` there, which is never
-the mark: nothing is written behind it. An older rank leaves its place empty.
+[Note: stages behind the slots] Slots are full. Behind the last one stands what each rank says of its pipeline stage
+and of its coordinate among the ranks, and at the end of the table a mark that says so. An older dsrun's table ends with
+a `StartState` there, which is never the mark: nothing is written behind it. An older rank leaves its place empty.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ _BEAT = struct.Struct("<qddQ48s112s")
 _LONGEST = struct.Struct("<ff48s")
 # stage, stages, share of a step that ranks wait under the schedule, seconds a step waited for other stages.
 _STAGE = struct.Struct("<HHff4x")
-#: Ends a table that has places for stages, see [Note: stages behind the slots].
-_HAS_STAGES = _COUNT.pack(0x5345474154530001)
+#: Bytes of a coordinate: five axes of thousands of ranks.
+_COORDINATE_BYTES = 64
+#: Ends a table that has places for stages and coordinates, see [Note: stages behind the slots].
+_HAS_STAGES = _COUNT.pack(0x5345474154530002)
 _NO_STEP = -1
 #: Where in a slot its `StartState` stands.
 _START_PLACE = SLOT_BYTES - _COUNT.size
@@ -77,6 +79,7 @@ class Beat:
         stages: number of pipeline stages; 0 where it says nothing of stages.
         schedule_wait: share of a step that the schedule has ranks wait if all chunks take the same time.
         stage_wait_s: seconds a step that it has waited for ranks of other stages in its last steps.
+        coordinate: place of the rank on the axes of the job, like `data 1, tensor 0`; empty where its number says it.
     """
 
     beats: int
@@ -93,6 +96,7 @@ class Beat:
     stages: int = 0
     schedule_wait: float = 0.0
     stage_wait_s: float = 0.0
+    coordinate: str = ""
 
 
 class HeartbeatTable:
@@ -126,7 +130,9 @@ class HeartbeatTable:
             return None
         step, time_s, waited_s, collectives, phase, collective = values
         longest_wait_s, step_s, longest_wait = longest
-        stage, stages, schedule_wait, stage_wait_s = _STAGE.unpack_from(memory, _stage_place(self._slots, slot))
+        place = _stage_place(self._slots, slot)
+        stage, stages, schedule_wait, stage_wait_s = _STAGE.unpack_from(memory, place)
+        coordinate = place + _STAGE.size
         return Beat(
             beats=beats,
             step=None if step == _NO_STEP else step,
@@ -142,6 +148,7 @@ class HeartbeatTable:
             stages=stages,
             schedule_wait=schedule_wait,
             stage_wait_s=stage_wait_s,
+            coordinate=_text(memory[coordinate : coordinate + _COORDINATE_BYTES]),
         )
 
     def _read_beat(self, offset: int, beats: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -247,6 +254,19 @@ class HeartbeatWriter:
             said = _STAGE.pack(*self._stage, waited_s)
             self._memory[self._stage_place : self._stage_place + len(said)] = said
 
+    def tell_coordinate(self, coordinate: str) -> None:
+        """Says where this rank stands on the axes of the job; no beat.
+
+        Args:
+            coordinate: number on each axis, like `data 1, tensor 0`, of which at most 64 bytes are kept; empty where
+                the rank's number says it.
+        """
+        if self._stage_place is not None:
+            place = self._stage_place + _STAGE.size
+            self._memory[place : place + _COORDINATE_BYTES] = _bytes(coordinate, _COORDINATE_BYTES).ljust(
+                _COORDINATE_BYTES, b"\0"
+            )
+
     def _write(self) -> None:
         self._beats += 1
         memory, offset = self._memory, self._offset
@@ -312,12 +332,12 @@ def _slots_in(memory: mmap.mmap | bytearray) -> tuple[int, bool]:
     """Returns the number of slots of a table, and whether it has places for stages behind them."""
     if memory[-len(_HAS_STAGES) :] != _HAS_STAGES:
         return len(memory) // SLOT_BYTES, False
-    return (len(memory) - len(_HAS_STAGES)) // (SLOT_BYTES + _STAGE.size), True
+    return (len(memory) - len(_HAS_STAGES)) // (SLOT_BYTES + _STAGE.size + _COORDINATE_BYTES), True
 
 
 def _stage_place(slots: int, slot: int) -> int:
-    """Returns where what a rank says of its stage lies in a table of so many slots, in bytes."""
-    return slots * SLOT_BYTES + slot * _STAGE.size
+    """Returns where what a rank says of its stage, and then of its coordinate, lies in a table of so many slots."""
+    return slots * SLOT_BYTES + slot * (_STAGE.size + _COORDINATE_BYTES)
 
 
 def _map(path: str) -> mmap.mmap:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 import dsrun
 from dsrun.checkpoint_files.index.region import Region, TensorBoxes
 from dsrun.config.axes import AXES, AxisRow
-from dsrun.errors import CheckpointError, DsrunError, ModelError
+from dsrun.errors import DsrunError, ModelError
 from dsrun.runtime.layout.cuts import CutParameter, Cuts, RankPlacement
 from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
@@ -55,9 +54,9 @@ class Gained(nn.Module):
         return (x_BN * self.weight * self.gain.sum() - 1.0).square().sum() / 1000
 
 
-def cut(model: nn.Module, settings: object, mesh: Any) -> Cuts:
+def cut(model: nn.Module, settings: object, mesh: Any, say: object) -> Cuts:
     """Leaves this rank its part of the weight."""
-    del settings
+    del settings, say
     assert isinstance(model, Gained)
     start, stop = BOUNDS[mesh.tensor.rank : mesh.tensor.rank + 2]
     model.weight.data = model.weight.detach()[start:stop].clone()
@@ -83,18 +82,20 @@ def run(
     make: Callable[[], nn.Module] = Gained,
     size: int = 2,
     params: Callable[[nn.Module], Any] = lambda model: None,
+    settings: dict[str, Any] | None = None,
 ) -> list[Any]:
     """Runs `body` with the engine of each rank; `params` are what the optimizer gets."""
     models = [make() for _ in range(size)]
-    settings = {
+    config = {
         "train_micro_batch_size_per_gpu": 1,
         "optimizer": {"type": "SGD", "params": {"lr": 1e-2}},
         "zero_optimization": {"stage": stage},
+        **(settings or {}),
     }
 
     def rank(collectives: LoopbackCollectives) -> Any:
         model = models[collectives.rank]
-        engine: Any = dsrun.initialize(model=model, model_parameters=params(model), config=settings)[0]
+        engine: Any = dsrun.initialize(model=model, model_parameters=params(model), config=config)[0]
         try:
             return body(engine, collectives.rank)
         finally:
@@ -153,73 +154,138 @@ def test_a_cut_parameter_whose_values_are_still_to_come_is_refused(stage: int, m
         run(stage, nothing, make=lambda: Gained("meta"))
 
 
+WHOLE = torch.linspace(1.0, 2.0, NUMEL)
+
+
+def part_of(values: Tensor, rank: int) -> Tensor:
+    return values[BOUNDS[rank % 2] : BOUNDS[rank % 2 + 1]]
+
+
+def read(*params: nn.Parameter) -> list[Tensor]:
+    """Returns what forward reads of parameters on this rank; all ranks call."""
+    with dsrun.zero.GatheredParameters(list(params)):
+        return [param.detach().clone() for param in params]
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("size", [2, 4])
-def test_no_rank_gives_all_others_a_cut_parameter(stage: int, size: int) -> None:
-    """One rank has a part only; the gain it may give, and parts may be read."""
-    whole = torch.linspace(1.0, 2.0, NUMEL)
+def test_a_context_makes_a_part_whole_and_no_more(stage: int, size: int) -> None:
+    """As in DeepSpeed: what another rank of the layer has stays there."""
 
-    def body(engine: Any, rank: int) -> tuple[str, Tensor, Tensor]:
-        module = engine.module
+    def body(engine: Any, rank: int) -> list[Tensor]:
+        del rank
+        return read(engine.module.weight, engine.module.gain)
 
-        def write() -> None:
-            with dsrun.zero.GatheredParameters([module.gain, module.weight], modifier_rank=0):
-                module.weight.data.zero_()
+    for rank, (weight, gain) in enumerate(run(stage, body, size=size)):
+        assert torch.equal(weight, part_of(WHOLE, rank))
+        assert gain.tolist() == [0.5] * 3
 
-        text = refusal_of(write, ModelError)
-        with dsrun.zero.GatheredParameters([module.gain], modifier_rank=size - 1):
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("by_data", [True, False])
+def test_each_part_has_a_modifier_among_the_ranks_that_have_it(stage: int, size: int, *, by_data: bool) -> None:
+    """The last of the ranks with the same part, and no other, gives its values; whichever way they were written."""
+    modifier = size // 2 - 1
+
+    def body(engine: Any, rank: int) -> list[Tensor]:
+        weight, gain = engine.module.weight, engine.module.gain
+        with dsrun.zero.GatheredParameters([weight], modifier_rank=modifier):
+            new = part_of(-WHOLE, rank) if rank // 2 == modifier else torch.full_like(weight, torch.nan)
+            if by_data:
+                weight.data.copy_(new)
+            else:
+                with torch.no_grad():
+                    weight.copy_(new)
+        with dsrun.zero.GatheredParameters([gain], modifier_rank=size - 1):
             if rank == size - 1:
-                module.gain.data.fill_(2.0)
-        with dsrun.zero.GatheredParameters([module.weight, module.gain]):
-            weight, gain = module.weight.detach().clone(), module.gain.detach().clone()
-        dsrun.utils.safe_set_full_fp32_param(module.weight, -weight)  # the way out
-        with dsrun.zero.GatheredParameters([module.weight]):
-            assert torch.equal(module.weight.detach(), -weight)
-        return text, weight, gain
+                gain.data.fill_(2.0)
+        master = dsrun.utils.safe_get_full_fp32_param(weight)
+        assert master is not None
+        return [master, *read(weight, gain)]
 
-    for rank, (text, weight, gain) in enumerate(run(stage, body, size=size)):
-        assert "`weight` is cut over second" in text
-        assert "safe_set_full_fp32_param" in text
-        assert torch.equal(weight, whole[BOUNDS[rank % 2] : BOUNDS[rank % 2 + 1]]), "as it was"
+    for rank, (master, weight, gain) in enumerate(run(stage, body, size=size)):
+        assert torch.equal(weight, part_of(-WHOLE, rank))
+        assert torch.equal(master, weight)
         assert gain.tolist() == [2.0] * 3
 
 
-@pytest.mark.parametrize("stage", [0, 1, 3])
-def test_a_cut_model_is_not_written_as_a_whole_one(stage: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("by_data", [True, False])
+def test_new_parts_beside_old_ones_are_refused_on_every_rank(stage: int, size: int, *, by_data: bool) -> None:
+    """As where a script writes on the first rank of the job alone."""
+
+    def body(engine: Any, rank: int) -> str:
+        weight = engine.module.weight
+
+        def write() -> None:
+            with dsrun.zero.GatheredParameters([engine.module.gain, weight], modifier_rank=0):
+                handed_out = weight.data
+                if rank == 0:
+                    (handed_out if by_data else weight.detach()).zero_()
+
+        text = refusal_of(write, ModelError)
+        with dsrun.zero.GatheredParameters([weight], modifier_rank=0):
+            assert torch.equal(weight.detach(), part_of(WHOLE, rank)), "as it was; and nobody writes"
+        dsrun.utils.safe_set_full_fp32_param(weight, part_of(-WHOLE, rank))  # the way out
+        assert torch.equal(read(weight)[0], part_of(-WHOLE, rank))
+        return text
+
+    for text in run(stage, body, size=size):
+        assert "`weight` cut over second, and not each part was written to by its modifier" in text
+        assert "safe_set_full_fp32_param" in text
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_modifier_that_is_another_rank_for_other_parameters_is_refused(stage: int) -> None:
     def body(engine: Any, rank: int) -> list[str]:
         del rank
-        return [
-            refusal_of(lambda: engine.save_16bit_model(tmp_path, "model.safetensors"), ModelError),
-            refusal_of(lambda: engine.save_16bit_model(tmp_path, "model.bin"), ModelError),
-            refusal_of(engine.module_state_dict, ModelError),
-        ]
+        weight, gain = engine.module.weight, engine.module.gain
 
-    for texts in run(stage, body):
-        for text in texts:
-            assert "`weight` is cut over second" in text
-            assert "`gain`" not in text
-            assert "dsrun checkpoint export" in text
-        assert "save_16bit_model" in texts[0]
-        assert "module_state_dict" in texts[2]
-    assert not list(tmp_path.iterdir())
+        def enter(params: list[nn.Parameter], modifier: int) -> Callable[[], object]:
+            return dsrun.zero.GatheredParameters(params, modifier_rank=modifier).__enter__
+
+        both, outside = enter([weight, gain], 1), enter([weight], 2)
+        return [refusal_of(both, ModelError), refusal_of(outside, ModelError)]
+
+    for both, outside in run(stage, body, size=4):
+        assert "other ranks for `weight`, which is cut over second, than for `gain`" in both
+        assert "modifier_rank is 2; the ranks are 0 to 1" in outside
 
 
-@pytest.mark.parametrize("stage", [0, 1, 3])
-@pytest.mark.parametrize("numel", [NUMEL, 256])
-def test_one_dict_for_all_ranks_gives_a_cut_parameter_no_values(stage: int, numel: int) -> None:
-    values = {"weight": torch.zeros(numel), "gain": torch.ones(3)}
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_masters_gradients_and_states_of_a_part_are_whole_over_the_ranks_that_have_it(stage: int) -> None:
+    """`safe_get_full_*` and `safe_set_full_*` know parts, as in DeepSpeed: shapes are those of parameters."""
 
-    def body(engine: Any, rank: int) -> tuple[str, list[float]]:
-        del rank
-        text = refusal_of(lambda: engine.load_module_state_dict(values), CheckpointError)
-        engine.load_module_state_dict({"gain": torch.ones(3)}, strict=False)
-        with dsrun.zero.GatheredParameters([engine.module.gain]):
-            return text, engine.module.gain.tolist()
+    def body(engine: Any, rank: int) -> dict[str, Tensor]:
+        weight = engine.module.weight
+        engine.backward(engine(torch.ones(1, weight.numel())))
+        grad = dsrun.utils.safe_get_full_grad(weight)
+        assert grad is not None
+        dsrun.utils.safe_set_full_grad(weight, grad * 2)
+        doubled = dsrun.utils.safe_get_full_grad(weight)
+        engine.step()
+        momentum = dsrun.utils.safe_get_full_optimizer_state(weight, "momentum_buffer")
+        assert momentum is not None
+        dsrun.utils.safe_set_full_optimizer_state(weight, part_of(WHOLE, rank), "momentum_buffer")
+        state = dsrun.utils.safe_get_full_optimizer_state(weight, "momentum_buffer")
+        text = refusal_of(lambda: dsrun.utils.safe_set_full_fp32_param(weight, WHOLE), ModelError)
+        assert "pass this rank's part" in text
+        pieces = dsrun.utils.safe_get_local_fp32_param(weight)
+        assert pieces is not None
+        assert doubled is not None
+        assert state is not None
+        return {"grad": grad, "doubled": doubled, "momentum": momentum, "state": state, "local": pieces}
 
-    for text, gain in run(stage, body):
-        assert "`weight` is cut over second" in text
-        assert "engine.load_checkpoint" in text
-        assert gain == [1.0] * 3
+    settings = {"optimizer": {"type": "SGD", "params": {"lr": 1e-2, "momentum": 0.9}}, "gradient_clipping": 0.0}
+    expected = 1.5 * 2 * (1.5 * WHOLE - 1) / 1000
+    for rank, found in enumerate(run(stage, body, size=4, settings=settings)):
+        torch.testing.assert_close(found["grad"], part_of(expected, rank))
+        assert torch.equal(found["doubled"], found["grad"] * 2)
+        assert torch.equal(found["momentum"], found["doubled"])
+        assert torch.equal(found["state"], part_of(WHOLE, rank))
+        assert found["local"].numel() <= found["grad"].numel() == part_of(WHOLE, rank).numel()
 
 
 def test_no_method_of_a_module_is_asked_for_the_values_of_a_part() -> None:

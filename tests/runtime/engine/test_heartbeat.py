@@ -106,3 +106,18 @@ def test_a_forward_without_gradients_is_evaluation(table: HeartbeatTable) -> Non
     end = table.read(0)
     assert end is not None
     assert (end.step, end.phase) == (0, "evaluate")
+
+
+def _make_two_engines(table_path: str) -> list[bytes]:
+    os.environ[HEARTBEAT_ENV] = table_path
+    told: list[bytes] = []
+    for stages in (2, 1):
+        make_engine(config(1, micro=2, pipeline={"stages": stages}))
+        told.append(Path(table_path).read_bytes())
+    return told
+
+
+def test_a_rank_says_its_coordinate_until_an_engine_whose_ranks_are_told_apart_by_number(table: HeartbeatTable) -> None:
+    for rank, (in_stages, whole) in enumerate(run_ranks(2, _make_two_engines, table.path)):
+        assert f"pipe {rank}\0".encode() in in_stages
+        assert f"pipe {rank}".encode() not in whole

@@ -196,9 +196,9 @@ class Halves(nn.Module):
 NUMEL = 4096
 
 
-def cut_in_two(model: nn.Module, settings: object, mesh: Any) -> Cuts:
+def cut_in_two(model: nn.Module, settings: object, mesh: Any, say: object) -> Cuts:
     """Leaves this rank its half of the weight; all hold the gain, each with a part of its gradient."""
-    del settings
+    del settings, say
     assert isinstance(model, Halves)
     peers = mesh.tensor
     half = NUMEL // peers.size
@@ -292,8 +292,8 @@ class Part(nn.Module):
         return (x_BN[:, slice(*self.bounds)] * self.weight - 1.0).square().sum() / 100
 
 
-def cut_by_bounds(model: nn.Module, settings: object, mesh: object) -> Cuts:
-    del settings, mesh
+def cut_by_bounds(model: nn.Module, settings: object, mesh: object, say: object) -> Cuts:
+    del settings, mesh, say
     assert isinstance(model, Part)
     start, stop = model.bounds
     model.weight.data = model.weight.detach()[start:stop].clone()
@@ -401,8 +401,8 @@ class Expert(nn.Module):
         return (x_BN * weight - 1.0).square().sum() / 1000
 
 
-def cut_experts(model: nn.Module, settings: object, mesh: Any) -> Cuts:
-    del settings
+def cut_experts(model: nn.Module, settings: object, mesh: Any, say: object) -> Cuts:
+    del settings, say
     assert isinstance(model, Expert)
     model.peers = peers = mesh.expert
     half = NUMEL // peers.size

@@ -128,6 +128,23 @@ def test_a_rank_says_its_stage_and_what_it_waits_for_others_of_them(table: Heart
     assert [one.beats for one in said if one is not None] == [1, 1, 1]  # no beats of their own
 
 
+def test_a_rank_says_its_coordinate_until_it_says_another(table: HeartbeatTable) -> None:
+    writers = [HeartbeatWriter(table.path, slot) for slot in range(3)]
+    for slot, writer in enumerate(writers):
+        writer.tell_coordinate(f"data 0, tensor {slot}")
+        writer.tell_stage(slot, 3, schedule_wait=0.5)
+        writer.beat()
+
+    def said() -> list[tuple[str, int, int]]:
+        return [(beat.coordinate, beat.stage, beat.beats) for beat in map(table.read, range(3)) if beat is not None]
+
+    assert said() == [("data 0, tensor 0", 0, 1), ("data 0, tensor 1", 1, 1), ("data 0, tensor 2", 2, 1)]
+    writers[0].tell_coordinate("pipe 1")
+    writers[1].tell_coordinate("")
+    writers[2].tell_coordinate("c" * 100)
+    assert said() == [("pipe 1", 0, 1), ("", 1, 1), ("c" * 64, 2, 1)]  # no beats of their own
+
+
 def test_a_table_of_an_older_dsrun_takes_beats_and_no_stages(table: HeartbeatTable) -> None:
     os.ftruncate(table.descriptor, 3 * SLOT_BYTES)  # ends with the last slot, as that version's does
     writer = HeartbeatWriter(table.path, 2)
@@ -135,6 +152,7 @@ def test_a_table_of_an_older_dsrun_takes_beats_and_no_stages(table: HeartbeatTab
     before = Path(table.path).read_bytes()
     writer.tell_stage(1, 2, schedule_wait=0.125)
     writer.tell_stage_wait(0.25)
+    writer.tell_coordinate("data 1, tensor 0")
     assert Path(table.path).read_bytes() == before
     writer.beat(step=7)
     assert Path(table.path).read_bytes()[2 * SLOT_BYTES] == 1  # its first beat
@@ -151,7 +169,7 @@ def test_long_words_are_cut_and_stay_readable(table: HeartbeatTable) -> None:
 
 
 def test_a_slot_outside_of_the_table_is_refused(table: HeartbeatTable) -> None:
-    with pytest.raises(ValueError, match="no slot 3 in 1592 bytes"):
+    with pytest.raises(ValueError, match="no slot 3 in 1784 bytes"):
         HeartbeatWriter(table.path, 3)
 
 
@@ -267,4 +285,4 @@ def test_a_beat_costs_microseconds(table: HeartbeatTable) -> None:
 
 
 def test_the_table_is_as_large_as_its_slots(table: HeartbeatTable) -> None:
-    assert os.fstat(table.descriptor).st_size == 3 * (SLOT_BYTES + 16) + 8
+    assert os.fstat(table.descriptor).st_size == 3 * (SLOT_BYTES + 16 + 64) + 8

@@ -8,13 +8,12 @@ __all__, __getattr__, __dir__ = face(
     __name__,
     {
         "dsrun": [
-            "DeepSpeedEngine",
-            "OnDevice",
-            "PipelineModule",
+            *("DeepSpeedEngine", "OnDevice", "PipelineModule"),
             "add_config_arguments",
             "comm as dist",
             "init_distributed",
             "initialize",
+            "tp_model_init",
         ],
         "dsrun.as_deepspeed.version_names": ["*"],
         "dsrun.log_on_ranks": ["log_dist", "logger"],
