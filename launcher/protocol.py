@@ -17,7 +17,7 @@ from dsrun.contract.error_file import WorkerError
 from dsrun.errors import DsrunError
 
 #: Changes whenever an older peer would misread a message.
-VERSION = 10
+VERSION = 11
 #: A longer frame is no message of ours: a peer that sends one is not trusted with more memory.
 MAX_FRAME_BYTES = 16 << 20
 
@@ -167,6 +167,8 @@ class RankStatus:
         stages: number of pipeline stages; 0 where it says nothing of stages.
         schedule_wait: share of a step that the schedule has ranks wait if all chunks take the same time.
         stage_wait_s: seconds a step that it has waited for ranks of other stages in its last steps.
+        coordinate: place of the rank on the axes of the job, `data 1, tensor 0` for example; empty where its number
+            says it, or it does not say.
     """
 
     rank: int
@@ -186,6 +188,7 @@ class RankStatus:
     stages: int = 0
     schedule_wait: float = 0.0
     stage_wait_s: float = 0.0
+    coordinate: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,6 +382,7 @@ class Exit:
             the last pulse may be older.
         groups: progress in each process group, from the dump that torch left when it ended the rank; None without a
             dump. Added by the agent, see `RankStack`.
+        coordinate: place of the rank on the axes of the job; empty for none. Added by the agent, see `RankStatus`.
     """
 
     rank: int
@@ -388,6 +392,7 @@ class Exit:
     oom: OomKill | None = None
     step: int | None = None
     groups: list[GroupProgress] | None = None
+    coordinate: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

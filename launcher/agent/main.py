@@ -151,7 +151,7 @@ class Agent:
             own_folder=folder.is_own,
             selector=self._selector,
             relay=self._relay,
-            last_step=self._last_step,
+            last_beat=self._heartbeats.read,
             on_lost=self._fail,
         )
         self._reports = StatusReports(self._ranks, self._relay, self._heartbeats, folder)
@@ -234,10 +234,6 @@ class Agent:
             self._copies.end(remove=not may_follow)
         except OSError as error:
             self._relay.send(Note(text=f"copies in memory are not removed: {refusal_of(error)}"))
-
-    def _last_step(self, local_rank: int) -> int | None:
-        beat = self._heartbeats.read(local_rank)
-        return None if beat is None else beat.step
 
     def _start_first_host(self) -> None:
         try:

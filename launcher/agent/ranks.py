@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from dsrun.contract.error_file import read_error_file
+from dsrun.contract.heartbeats import Beat
 from dsrun.contract.job_paths import JobPaths
 
 from .. import processes
@@ -46,7 +47,7 @@ class HostRanks:
         own_folder: the plan's run folder is this host's own.
         selector: shared with the agent; every key's data is a function to call when the key is ready.
         relay: relay that carries news of the ranks to the front end.
-        last_step: function that returns how many steps a local rank said it has finished; None where it said nothing.
+        last_beat: function that returns what a local rank said last; None where it said nothing.
         on_lost: callback that gets the reason when ranks cannot be run any more.
     """
 
@@ -58,7 +59,7 @@ class HostRanks:
         own_folder: bool,
         selector: selectors.BaseSelector,
         relay: Relay,
-        last_step: Callable[[int], int | None],
+        last_beat: Callable[[int], Beat | None],
         on_lost: Callable[[str], None],
     ) -> None:
         self._plan = plan
@@ -66,7 +67,7 @@ class HostRanks:
         self._own_folder = own_folder
         self._selector = selector
         self._relay = relay
-        self._last_step = last_step
+        self._last_beat = last_beat
         self._on_lost = on_lost
         self._local_rank_of = {worker.rank: worker.local_rank for worker in self._node.workers}
         self._store: socket.socket | None = None
@@ -310,9 +311,20 @@ class HostRanks:
             status = 1
         error = read_error_file(JobPaths(Path(self._plan.run_dir)).error_file(rank)) if status else None
         oom = self._oom_kills.recent(time.monotonic()) if status else None
-        step = self._last_step(self._local_rank_of[rank])
+        beat = self._last_beat(self._local_rank_of[rank])
         groups = _groups_of(self.recorders[rank]) if status and rank in self.recorders else None
-        self._relay.send(Exit(rank=rank, status=status, time_s=time_s, error=error, oom=oom, step=step, groups=groups))
+        self._relay.send(
+            Exit(
+                rank=rank,
+                status=status,
+                time_s=time_s,
+                error=error,
+                oom=oom,
+                step=None if beat is None else beat.step,
+                groups=groups,
+                coordinate="" if beat is None else beat.coordinate,
+            )
+        )
         if status and is_of_a_gpu(status, error):
             self._inquiry.ask(rank)
 

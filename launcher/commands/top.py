@@ -24,7 +24,8 @@ from ..options.job_argument import job_argument
 if TYPE_CHECKING:
     from rich.console import Group
 
-_HEADING = ("RANK", "HOST", "PID", "CPU", "RSS", "GPU MEM", "GPU", "STEP", "PHASE", "IDLE")
+_COORDINATE_HEADING = "COORDINATE"
+_HEADING = ("HOST", "PID", "CPU", "RSS", "GPU MEM", "GPU", "STEP", "PHASE", "IDLE")
 _STAGE_HEADING = ("STAGE", "BUBBLE")
 _LAST_HEADING = "WAITS MOST IN"
 
@@ -46,7 +47,7 @@ def command(as_json: bool, job: str | None) -> int:
     A rank that has ended is not listed. Idle is the time since the rank last told of progress, if it tells of any. GPU
     is how busy the rank's busiest GPU is. The last column is the share of a step that a rank waits in the collective
     that it waits in longest. Of a pipeline, STAGE is the rank's stage, and BUBBLE the share of a step that it waits for
-    other stages. Ctrl-C leaves.
+    other stages. Where several axes divide the ranks, COORDINATE is the rank's place on them. Ctrl-C leaves.
     """
     jobs = (
         [find_job(job, os.environ)] if job is not None else [one for one in all_jobs(os.environ) if one.state.is_live]
@@ -93,23 +94,28 @@ def heading(job: Job, ranks: Sequence[RankUse]) -> str:
 def table_of(ranks: Sequence[RankUse]) -> list[tuple[str, ...]]:
     """Returns the heading and the rows of the table of a job's ranks; with stages, where there are several."""
     has_stages = any(use.live.stages > 1 for use in ranks)
+    # Along one axis alone the rank's number says it.
+    has_coordinates = any("," in use.live.coordinate for use in ranks)
+    before, behind = (_COORDINATE_HEADING,) if has_coordinates else (), _STAGE_HEADING if has_stages else ()
     return [
-        (*_HEADING, *(_STAGE_HEADING if has_stages else ()), _LAST_HEADING),
-        *(row(use, has_stages=has_stages) for use in ranks),
+        ("RANK", *before, *_HEADING, *behind, _LAST_HEADING),
+        *(row(use, has_stages=has_stages, has_coordinates=has_coordinates) for use in ranks),
     ]
 
 
-def row(use: RankUse, *, has_stages: bool = False) -> tuple[str, ...]:
+def row(use: RankUse, *, has_stages: bool = False, has_coordinates: bool = False) -> tuple[str, ...]:
     """Returns a rank's line.
 
     Args:
         use: the rank.
         has_stages: whether its pipeline stage and bubble are told.
+        has_coordinates: whether its place on the axes of the job is told.
     """
     rank, gpu = use.live, use.gpu
     doing = rank.collective or rank.phase
     return (
         str(rank.rank),
+        *((rank.coordinate or "-",) if has_coordinates else ()),
         rank.host,
         _or_dash(rank.pid),
         f"{rank.cpu_percent:.0f}%",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,6 +23,7 @@ from dsrun.units import format_duration
 
 from ..number_ranges import named_ranks, number_ranges
 from ..protocol import RankStack
+from .coordinates import common_coordinate
 from .nccl_report import findings, lines_of, name_of_wait
 from .stack_frames import Frame
 
@@ -114,6 +115,7 @@ def verdict(
     late: str = "",
     ended: Sequence[int] = (),
     unanswered: Sequence[str] = (),
+    coordinates: Mapping[int, str] | None = None,
     stacks_folder: str | None = None,
     dumps: Sequence[str] = (),
 ) -> tuple[str, ...]:
@@ -128,12 +130,14 @@ def verdict(
             be no stack then.
         ended: ranks that have returned 0 already.
         unanswered: hosts that did not say.
+        coordinates: place on the axes of the job of each rank that has said one, by its number; None for none.
         stacks_folder: the job's folder, where the complete stacks of the ranks of all hosts are.
         dumps: places of the dumps of the ranks' flight recorders, as host and path.
 
     Returns:
         lines; the first one says it all.
     """
+    coordinates = coordinates or {}
     groups: dict[_Spot, list[tuple[str, RankStack]]] = {}
     for host, stack in sorted(stacks, key=lambda entry: entry[1].rank):
         # One that ended between the question and the answer, or since then, is no riddle.
@@ -145,17 +149,19 @@ def verdict(
             groups.setdefault(spot, []).append((host, stack))
     found = findings({stack.rank: stack.groups for _, stack in stacks if stack.groups is not None})
     ordered = sorted(groups.items(), key=lambda group: (group[0].kind, len(group[1]), group[1][0][1].rank))
-    facts = [f"{_subject(ended)} {'has' if len(ended) == 1 else 'have'} ended already"] if ended else []
+    facts = [f"{_subject(ended, coordinates)} {'has' if len(ended) == 1 else 'have'} ended already"] if ended else []
     # Who called something else than the others may look as they do: all wait.
     facts += [one.text for one in found if one.is_mismatch][:1]
-    facts += [_sentence(spot, [stack.rank for _, stack in group]) for spot, group in ordered[:_MOST_GROUPS]]
+    facts += [
+        _sentence(spot, [stack.rank for _, stack in group], coordinates) for spot, group in ordered[:_MOST_GROUPS]
+    ]
     if len(ordered) > _MOST_GROUPS:
         facts.append(f"others at {len(ordered) - _MOST_GROUPS} more places")
     facts += [f"host {host} does not answer" for host in sorted(unanswered)]
     begin = headline or late or f"no progress for {format_duration(silent_s)}"
     told = ", ".join(facts) or ("" if late else "all ranks are gone, and no host says how")
     lines = [f"{begin}: {told}" if told else begin]
-    lines += [f"  {_detail(group)}" for _, group in ordered[:_MOST_GROUPS]]
+    lines += [f"  {_detail(group, coordinates)}" for _, group in ordered[:_MOST_GROUPS]]
     lines += [f"  {line}" for line in lines_of(found)]
     lines += [f"  the flight recorder's dump of {line}" for line in _dump_errors(stacks)]
     if dumps and (headline or any(stack.groups is not None for _, stack in stacks)):
@@ -228,31 +234,34 @@ def _name_of(frames: Sequence[Frame]) -> tuple[str, _Waits]:
     return f"{frame.function} ({frame.place})", ""
 
 
-def _sentence(spot: _Spot, ranks: Sequence[int]) -> str:
-    is_one = len(ranks) == 1
+def _sentence(spot: _Spot, ranks: Sequence[int], coordinates: Mapping[int, str]) -> str:
+    subject, is_one = _subject(ranks, coordinates), len(ranks) == 1
     if spot.kind is _Kind.WELL:
-        return f"{_subject(ranks)} {'goes' if is_one else 'go'} on"
+        return f"{subject} {'goes' if is_one else 'go'} on"
     if spot.kind is _Kind.COLLECTIVE:
-        return f"{_subject(ranks)} {'waits' if is_one else 'wait'} in {spot.where}"
+        return f"{subject} {'waits' if is_one else 'wait'} in {spot.where}"
     if spot.kind is _Kind.GPU:
         waits, computes = ("waits", "computes") if is_one else ("wait", "compute")
         computes = f", or {computes}," if spot.may_compute else ""
-        return f"{_subject(ranks)} {waits} for the GPU{computes} in {spot.where}"
-    return f"{_subject(ranks)} {'is' if is_one else 'are'} {spot.where}"
+        return f"{subject} {waits} for the GPU{computes} in {spot.where}"
+    return f"{subject} {'is' if is_one else 'are'} {spot.where}"
 
 
-def _subject(ranks: Sequence[int]) -> str:
+def _subject(ranks: Sequence[int], coordinates: Mapping[int, str]) -> str:
+    where = common_coordinate(ranks, coordinates)
     if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks))}" if len(ranks) <= 3 else f"{len(ranks)} ranks"
+        return f"rank {ranks[0]}{where}"
+    return f"ranks {', '.join(map(str, ranks))}{where}" if len(ranks) <= 3 else f"{len(ranks)} ranks{where}"
 
 
-def _detail(group: Sequence[tuple[str, RankStack]]) -> str:
+def _detail(group: Sequence[tuple[str, RankStack]], coordinates: Mapping[int, str]) -> str:
     """One line about a group: who, and what its first rank was doing."""
     host, first = group[0]
     hosts = {host for host, _ in group}
     where = host if len(hosts) == 1 else f"{len(hosts)} hosts"
-    who = f"{'rank' if len(group) == 1 else 'ranks'} {number_ranges([stack.rank for _, stack in group])} on {where}"
+    ranks = [stack.rank for _, stack in group]
+    numbers = f"{'rank' if len(group) == 1 else 'ranks'} {number_ranges(ranks)}"
+    who = f"{numbers}{common_coordinate(ranks, coordinates)} on {where}"
     user = next((frame for frame in main_thread(first.text) if frame.is_users), None)
     parts = [] if user is None else [f"in {user.function} ({user.file}:{user.line})"]
     parts += [f"step {first.step}"] if first.step is not None else []

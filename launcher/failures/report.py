@@ -15,6 +15,7 @@ from dsrun.errors import DsrunError, PreflightError
 from ..protocol import GpuFinding, GroupProgress, OomKill
 from .causes.recognise import cause_of, signal_name
 from .causes.rules import Cause
+from .coordinates import named_rank
 
 #: A host could not run its ranks, or its agent was lost.
 EXIT_HOST_LOST = 74
@@ -59,6 +60,7 @@ class RankEnd:
         gpus: GPUs of its host that the driver has something to say of, and its own.
         cut_short: whether the rank had raised an exception and was stopped on its way out; `status` is then what the
             exception would have made it.
+        coordinate: place of the rank on the axes of the job, like `data 1, tensor 0`; empty where its number says it.
     """
 
     rank: int
@@ -73,6 +75,12 @@ class RankEnd:
     groups: Sequence[GroupProgress] | None = None
     gpus: Sequence[GpuFinding] = ()
     cut_short: bool = False
+    coordinate: str = ""
+
+    @property
+    def name(self) -> str:
+        """What one calls the rank: its number, and its coordinate if it has one."""
+        return named_rank(self.rank, self.coordinate)
 
     @property
     def cause(self) -> Cause | None:
@@ -219,7 +227,7 @@ class FailureReport:
                 assert end.status is not None, "only a rank with a status can be the cause"
                 words = "" if end.cause is None or not end.cause.words else f": {end.cause.words}"
                 how = "failed" if end.cut_short else describe_status(end.status)
-                return f"rank {end.rank} on {end.host} (pid {end.pid}) {how}{words}"
+                return f"{end.name} on {end.host} (pid {end.pid}) {how}{words}"
 
     def render(self) -> list[str]:
         """Returns the report as lines without colour.
@@ -239,7 +247,7 @@ class FailureReport:
                 words = end.error.message.split("\n")
                 if self.said_by_all:
                     return words
-                first = f"rank {end.rank} on {end.host} (pid {end.pid}) was the first to say so"
+                first = f"{end.name} on {end.host} (pid {end.pid}) was the first to say so"
                 return [*words, first, f"full log: {end.log}", *self._others()]
             case RankEnd() as end:
                 return [head, *self._waits(), *_render_rank(end), *self._testimony(), *self._others()]
@@ -250,8 +258,8 @@ class FailureReport:
     def _testimony(self) -> list[str]:
         if self.witness is None or self.witness.error is None:
             return []
-        rank, words = self.witness.rank, self.witness.error.message.split("\n")
-        return [f"rank {rank} says of it:", *(f"  {line}" for line in words), f"full log: {self.witness.log}"]
+        words = self.witness.error.message.split("\n")
+        return [f"{self.witness.name} says of it:", *(f"  {line}" for line in words), f"full log: {self.witness.log}"]
 
     def _others(self) -> list[str]:
         other = "other " if isinstance(self.cause, RankEnd) else ""

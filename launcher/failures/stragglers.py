@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from dsrun.units import format_duration
 
 from ..protocol import RankStatus
+from .coordinates import named_rank
 
 #: A rank whose own time is this many times the median of the others is slow, if that costs this share of a step. A
 #: rank that computes a fifth longer than others comes to less than 1.2, as moving data takes all ranks equally long.
@@ -76,15 +77,17 @@ class Straggler:
         """Its own time over the median of the others'."""
         return self.own_s / self.others_s
 
-    def text(self, host: str) -> str:
+    def text(self, host: str, *, coordinate: str = "") -> str:
         """Returns what people are told.
 
         Args:
             host: name of the host that the rank runs on.
+            coordinate: place of the rank on the axes of the job; empty where its number says it.
         """
         parts = [
-            f"rank {self.rank} on {host} is steadily slower than the others: {format_duration(self.own_s)} of its own "
-            f"a step, {self.ratio:.2f} x their median of {format_duration(self.others_s)}"
+            f"{named_rank(self.rank, coordinate)} on {host} is steadily slower than the others: "
+            f"{format_duration(self.own_s)} of its own a step, {self.ratio:.2f} x their median of "
+            f"{format_duration(self.others_s)}"
         ]
         if self.others_wait.collective:
             waited = format_duration(self.others_wait.seconds)

@@ -45,6 +45,7 @@ class LiveRank:
         stages: number of pipeline stages; 0 where it says nothing of stages.
         schedule_wait: share of a step that the schedule has ranks wait.
         stage_wait_s: seconds a step that it has waited for ranks of other stages.
+        coordinate: place on the axes of the job; empty where the rank's number says it.
     """
 
     rank: int
@@ -65,6 +66,7 @@ class LiveRank:
     stages: int = 0
     schedule_wait: float = 0.0
     stage_wait_s: float = 0.0
+    coordinate: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,7 @@ class LiveStatus:
                 stages=pulse.stages,
                 schedule_wait=pulse.schedule_wait,
                 stage_wait_s=pulse.stage_wait_s,
+                coordinate=pulse.coordinate,
             )
         self._is_stale = True
 

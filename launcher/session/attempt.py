@@ -169,7 +169,7 @@ class Attempt:
             self.shutdown.expect_end(link)
         if status != 0:
             # Of bad input every rank ends by itself, and the report says all.
-            failure = f"rank {message.rank} on {host} {describe_status(status)}"
+            failure = f"{self.table.name_of(message.rank)} on {host} {describe_status(status)}"
             if not self._watch.is_asking_before_end:
                 self.shutdown.after_failure(failure, silent=is_mistake(status, message.error))
             elif self._put_off is None:

@@ -112,7 +112,8 @@ class ProgressWatch:
                 waits_in=straggler.waits.collective,
                 waits_s=straggler.waits.seconds,
             )
-            self._sink.note(straggler.text(self._table.host_of(straggler.rank)))
+            coordinate = self._table.coordinates.get(straggler.rank, "")
+            self._sink.note(straggler.text(self._table.host_of(straggler.rank), coordinate=coordinate))
 
     def look(self, now_s: float, hosts: Sequence[str]) -> bool:
         """Returns whether these hosts are to be asked where their ranks are; to be called every second or so.
@@ -163,10 +164,11 @@ class ProgressWatch:
         lines = verdict(
             stacks.stacks,
             silent_s=stacks.silent_s,
-            headline=None if stacks.ends is None else f"torch's watchdog ends rank {stacks.ends.rank}",
+            headline=None if stacks.ends is None else f"torch's watchdog ends {self._table.name_of(stacks.ends.rank)}",
             late=stacks.late,
             ended=self._table.ended_well(),
             unanswered=sorted(stacks.waiting),
+            coordinates=self._table.coordinates,
             stacks_folder=self._stacks_folder,
             dumps=dump_places(
                 stacks.stacks,

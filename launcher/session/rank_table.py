@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from ..failures.coordinates import named_rank
 from ..failures.first_failure import DOUBT_S, judge
 from ..failures.report import FailureReport, Hang, HostLoss, RankEnd, UserStop
 from ..plan.launch_plan import LaunchPlan, NodePlan
@@ -55,6 +56,8 @@ class RankTable:
         self._exits: dict[int, Exit] = {}
         self._losses: list[HostLoss] = []
         self._gpus: dict[str, GpuFindings] = {}
+        #: Place on the axes of the job of each rank that has said one, by its number; see `RankStatus`.
+        self.coordinates: dict[int, str] = {}
 
     def started(self, node: NodePlan, pids: Sequence[int]) -> None:
         """Notes the processes of a host's ranks, in the order of its workers."""
@@ -62,14 +65,16 @@ class RankTable:
         self._pids |= {worker.rank: pid for worker, pid in zip(node.workers, pids, strict=True)}
 
     def pulse(self, ranks: Iterable[RankStatus]) -> None:
-        """Notes how far ranks are."""
+        """Notes how far ranks are, and where on the axes of the job."""
         for rank in ranks:
             self._reached(rank.step)
+            self.coordinates[rank.rank] = rank.coordinate
 
     def exited(self, message: Exit) -> None:
         """Notes how a rank ended, by the front end's clock."""
         self._exits[message.rank] = message
         self._reached(message.step)
+        self.coordinates[message.rank] = message.coordinate
 
     def asked_driver(self, host: str, message: GpuFindings) -> None:
         """Notes what a host's driver says of its GPUs."""
@@ -98,6 +103,10 @@ class RankTable:
     def host_of(self, rank: int) -> str:
         """Names a rank's host."""
         return self._hosts[rank]
+
+    def name_of(self, rank: int) -> str:
+        """Names a rank: its number, and its place on the axes of the job if it has said one."""
+        return named_rank(rank, self.coordinates.get(rank, ""))
 
     def ended_well(self) -> list[int]:
         """Lists the ranks that have returned 0."""
@@ -160,6 +169,7 @@ class RankTable:
             oom=None if message is None else message.oom,
             groups=None if message is None else message.groups,
             gpus=self._gpus_of(rank, node.host.name),
+            coordinate=self.coordinates.get(rank, ""),
         )
 
     def _gpus_of(self, rank: int, host: str) -> tuple[GpuFinding, ...]:

@@ -87,7 +87,9 @@ def test_A2_a_stage_killed_by_SIGKILL_in_a_step_is_named_as_the_first_failure(tm
             ended = job.end()
             job.gone()
     assert ended.exit_code == 137, ended.text
-    assert ended.errors[0] == f"error: rank {dies} on localhost (pid {pids[dies]}) was killed by SIGKILL", ended.text
+    assert (
+        ended.errors[0] == f"error: rank {dies} (pipe {dies}) on localhost (pid {pids[dies]}) was killed by SIGKILL"
+    ), ended.text
 
 
 @pytest.mark.depends_on_speed("a hang time-out of a few seconds")
@@ -99,13 +101,15 @@ def test_A4_a_layer_that_never_returns_is_told_with_what_each_other_stage_waits_
             ended = job.end()
     assert ended.exit_code == EXIT_HANG, ended.text
     (verdict,) = ended.errors
-    assert "rank 1 is in " in verdict, verdict
+    assert "rank 1 (pipe 1) is in " in verdict, verdict
     for waits in (
-        "rank 0 waits in receive of gradients of micro batch 0 for chunk 0 from rank 1",
-        "rank 2 waits in receive of activations of micro batch 1 for chunk 2 from rank 1",
+        "rank 0 (pipe 0) waits in receive of gradients of micro batch 0 for chunk 0 from rank 1",
+        "rank 2 (pipe 2) waits in receive of activations of micro batch 1 for chunk 2 from rank 1",
     ):
         assert waits in verdict, verdict
-    assert re.search(r"rank 1 on localhost: in compute_for_ever \(train\.py:\d+\), step 2", ended.text), ended.text
+    assert re.search(r"rank 1 \(pipe 1\) on localhost: in compute_for_ever \(train\.py:\d+\), step 2", ended.text), (
+        ended.text
+    )
 
 
 @pytest.mark.depends_on_speed("a hang time-out of a few seconds")
@@ -117,6 +121,6 @@ def test_A4_a_stopped_stage_is_told_with_what_the_other_one_waits_for(tmp_path: 
             ended = job.end()
     assert ended.exit_code == EXIT_HANG, ended.text
     (verdict,) = ended.errors
-    assert "rank 0 is stopped" in verdict, verdict
+    assert "rank 0 (pipe 0) is stopped" in verdict, verdict
     # Wherever it was stopped: most often between two messages, and at times in the reduction at the end of a step.
-    assert re.search(r"rank 1 waits in \w+( max)? of ", verdict), verdict
+    assert re.search(r"rank 1 \(pipe 1\) waits in \w+( max)? of ", verdict), verdict

@@ -57,7 +57,7 @@ MESSAGES: list[Message] = [
     GpuFindings(rank=1, gpus=[GpuFinding(index=0, uuid="GPU-0", ranks=[1], faults=["Xid 79"]), GpuFinding()]),
     Exit(rank=1, status=-9, time_s=2.0, oom=OomKill(by="limit", group="/job", limit_bytes=1 << 30)),
     Exit(rank=1, status=1, time_s=2.0, error=WorkerError(message="m", traceback="t", time_s=1.9)),
-    Exit(rank=1, status=-6, time_s=2.0, groups=[GROUP]),
+    Exit(rank=1, status=-6, time_s=2.0, groups=[GROUP], coordinate="data 1, tensor 0"),
     Stacks(
         ranks=[
             RankStack(

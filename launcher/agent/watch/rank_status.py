@@ -80,6 +80,7 @@ class StatusTaking:
             stages=0 if beat is None else beat.stages,
             schedule_wait=0.0 if beat is None else round(beat.schedule_wait, 4),
             stage_wait_s=0.0 if beat is None else round(beat.stage_wait_s, 6),
+            coordinate="" if beat is None else beat.coordinate,
         )
 
     def _starting(self, local_rank: int) -> Starting:

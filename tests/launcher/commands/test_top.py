@@ -65,6 +65,20 @@ def test_of_a_pipeline_ranks_show_their_stage_and_bubble_and_the_heading_what_th
     )
 
 
+def test_ranks_show_their_coordinate_where_several_axes_divide_them() -> None:
+    grid = [replace(LIVE, rank=rank, coordinate=f"data {rank}, tensor 0") for rank in range(2)]
+    names, *rows = table_of([RankUse(live=one, gpu=None) for one in [*grid, LIVE]])
+    assert names[:3] == ("RANK", "COORDINATE", "HOST")
+    assert [cells[:3] for cells in rows] == [
+        ("0", "data 0, tensor 0", "w1"),
+        ("1", "data 1, tensor 0", "w1"),
+        ("3", "-", "w1"),
+    ]
+    assert {len(cells) for cells in rows} == {len(names)}
+    alone = [RankUse(live=replace(LIVE, coordinate="pipe 3"), gpu=None)]
+    assert "COORDINATE" not in table_of(alone)[0], "the rank's number says it"
+
+
 def test_top_of_what_is_no_terminal_prints_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert invoke("top").stderr == "dsrun: no job runs\n"
@@ -83,6 +97,7 @@ def test_top_of_what_is_no_terminal_prints_once(tmp_path: Path, monkeypatch: pyt
         collective="all_gather",
         cpu_percent=0.0,
         rss_bytes=1 << 20,
+        coordinate="tensor 0",
     )
     live.pulse([pulse])
     live.write()
@@ -94,5 +109,6 @@ def test_top_of_what_is_no_terminal_prints_once(tmp_path: Path, monkeypatch: pyt
     value = json.loads(invoke("top", "last", "--json").stdout)
     assert [(job["id"], [rank["pid"] for rank in job["ranks"]]) for job in value["jobs"]] == [("a", [42])]
     (told,) = value["jobs"][0]["ranks"]
+    assert told["coordinate"] == "tensor 0"
     assert [told[name] for name in ("stage", "stages", "schedule_wait", "stage_wait_s")] == [0, 0, 0.0, 0.0]
     lock.release()

@@ -388,3 +388,42 @@ def test_where_torch_ends_a_rank_the_dumps_that_it_leaves_are_named() -> None:
     lines = verdict([stack(1, EVENT)], silent_s=600.0, headline="torch's watchdog ends rank 0", dumps=["/run/x_<N>"])
     assert lines[0] == "torch's watchdog ends rank 0: rank 1 is in Event.wait (threading.py:629)"
     assert lines[-1] == "all collectives: /run/x_<N>"
+
+
+#: Two data parallel groups of two ranks that share each layer.
+GRID = {rank: f"data {rank // 2}, tensor {rank % 2}" for rank in range(4)}
+
+
+def test_ranks_are_named_with_their_coordinates_and_groups_with_what_theirs_have_in_common() -> None:
+    lines = verdict(
+        [
+            stack(0, collective="reduce_scatter of unit 3"),
+            stack(1, collective="reduce_scatter of unit 3"),
+            stack(2, collective="all_reduce sum of outputs"),
+            stack(3, EVENT),
+        ],
+        silent_s=300.0,
+        coordinates=GRID,
+    )
+    assert lines == (
+        "no progress for 5m 0s: rank 3 (data 1, tensor 1) is in Event.wait (threading.py:629), "
+        "rank 2 (data 1, tensor 0) waits in all_reduce sum of outputs, "
+        "ranks 0, 1 (data 0) wait in reduce_scatter of unit 3",
+        "  rank 3 (data 1, tensor 1) on n1: in <module> (/home/me/train.py:5), last heartbeat 5m 12s ago",
+        "  rank 2 (data 1, tensor 0) on n1: last heartbeat 5m 12s ago",
+        "  ranks 0-1 (data 0) on n1: last heartbeat 5m 12s ago",
+    )
+
+
+def test_ranks_that_have_no_axis_in_common_or_have_not_said_theirs_are_named_by_their_numbers() -> None:
+    waiting = [stack(rank, collective="all_reduce") for rank in (0, 3)]
+    assert headline(*waiting, coordinates=GRID).endswith(": ranks 0, 3 wait in all_reduce")
+    assert headline(*waiting, coordinates={0: "data 0, tensor 0"}).endswith(": ranks 0, 3 wait in all_reduce")
+    assert headline(*waiting, coordinates={0: "", 3: ""}).endswith(": ranks 0, 3 wait in all_reduce")
+
+
+def test_a_rank_that_has_ended_and_one_that_waits_for_its_gpu_are_named_with_their_coordinates() -> None:
+    waiting = stack(1, SYNCHRONIZE, uses_gpu=True, uses_nccl=True)
+    said = headline(waiting, ended=[2], coordinates=GRID)
+    assert "rank 2 (data 1, tensor 0) has ended already" in said
+    assert "rank 1 (data 0, tensor 1) waits for the GPU in " in said

@@ -441,3 +441,23 @@ def test_a_time_out_of_nccl_is_told_with_who_waited_for_whom_as_far_as_ranks_lef
     _, report = judge(ends, [], None, stopped_at_s=10.5)
     assert report is not None
     assert report.collectives == ()
+
+
+def test_the_first_failure_and_its_witness_are_named_with_their_coordinates() -> None:
+    killed = dataclasses.replace(end(3, -9), coordinate="data 1, tensor 1")
+    _, report = judge([end(0, 0), killed], [], None)
+    assert report is not None
+    assert report.render()[0] == "error: rank 3 (data 1, tensor 1) on box (pid 103) was killed by SIGKILL"
+    word = WorkerError(message="error: rank 1 says nothing in all_reduce", traceback="", time_s=9.4, exit_code=1)
+    tells = dataclasses.replace(end(0, -15, 10.3, error=word), coordinate="data 0, tensor 0")
+    _, report = judge([tells, end(1, 1, error=TIMED_OUT)], [], None, stopped_at_s=10.2)
+    assert report is not None
+    assert "rank 0 (data 0, tensor 0) says of it:" in report.render()
+
+
+def test_a_mistake_that_one_rank_met_is_said_with_its_coordinate() -> None:
+    word = WorkerError(message="error: no such layer", traceback="", time_s=9.0, exit_code=2)
+    met = dataclasses.replace(end(1, 2, error=word), coordinate="pipe 1, data 0")
+    _, report = judge([end(0, -15, 11.0), met], [], None)
+    assert report is not None
+    assert "rank 1 (pipe 1, data 0) on box (pid 101) was the first to say so" in report.render()

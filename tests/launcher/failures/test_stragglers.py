@@ -118,6 +118,11 @@ def test_people_are_told_how_slow_a_rank_is_and_where_it_is_waited_for() -> None
         "they wait longest in reduce_scatter of unit 3, 103 ms a step; "
         "it waits longest in all_gather of unit 0, 2 ms a step"
     )
+    assert (
+        Straggler(3, 2.0, 1.0)
+        .text("here", coordinate="data 1, tensor 1")
+        .startswith("rank 3 (data 1, tensor 1) on here is steadily slower than the others: 2.0s of its own a step, ")
+    )
     assert Straggler(0, 2.0, 1.0).text("here") == (
         "rank 0 on here is steadily slower than the others: 2.0s of its own a step, 2.00 x their median of 1.0s"
     )

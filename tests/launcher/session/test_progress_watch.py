@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.launcher.logs.job_output import JobOutput
-from dsrun.launcher.protocol import Exit, Output, Pulse, RankStack, StreamName
+from dsrun.launcher.protocol import Exit, Output, Pulse, RankStack, RankStatus, StreamName
 from dsrun.launcher.session.progress_watch import ProgressWatch
 from dsrun.launcher.session.rank_table import RankTable
 from support.jobs import RecordingSink, program_plan
@@ -77,6 +77,33 @@ def test_the_verdict_waits_for_all_hosts_and_names_who_is_stopped(watched: Watch
     assert "rank 1 is stopped" in hang.lines[0]
     assert watched.events() == ["hang"]
     assert watched.watch.verdict(watched.now_s) is None
+
+
+def test_the_verdict_names_ranks_with_the_coordinates_that_they_have_told(watched: Watched) -> None:
+    statuses = [
+        RankStatus(
+            rank=rank,
+            beats=1,
+            step=None,
+            idle_s=0.0,
+            waited_s=0.0,
+            phase="",
+            collective="",
+            cpu_percent=0.0,
+            rss_bytes=0,
+            coordinate=f"pipe {rank}",
+        )
+        for rank in (0, 1)
+    ]
+    watched.watch.pulse(Pulse(ranks=statuses, time_s=0.0))
+    assert watched.watch.printed(printed(ENDS))
+    watched.watch.ask(watched.now_s, ["here", "here2"])
+    watched.watch.answered("here", [stack(0, "")])
+    watched.watch.answered("here2", [stack(1, "T")])
+    assert watched.watch.verdict(watched.now_s) is None, "the job is ended by torch"
+    begin, _, told = watched.sink.notes[0].partition(": ")
+    assert begin == "torch's watchdog ends rank 0 (pipe 0)"
+    assert told == "rank 1 (pipe 1) is stopped (SIGSTOP or a debugger)"
 
 
 def test_a_host_that_is_gone_or_late_holds_up_no_verdict(watched: Watched) -> None:

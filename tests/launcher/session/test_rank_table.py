@@ -8,7 +8,7 @@ from pathlib import Path
 from dsrun.contract.error_file import WorkerError
 from dsrun.launcher.failures.report import HostLoss
 from dsrun.launcher.plan.launch_plan import LaunchPlan, Outside
-from dsrun.launcher.protocol import Exit
+from dsrun.launcher.protocol import Exit, RankStatus
 from dsrun.launcher.session.rank_table import RankTable
 from support.jobs import program_plan
 
@@ -78,3 +78,39 @@ def test_of_a_job_with_hosts_outside_only_the_own_ranks_are_known(tmp_path: Path
     end = table.outcome(tail=lambda rank: (), log=lambda rank: "")
     assert [rank.rank for rank in end.ends] == [2, 3]
     assert end.exit_code == 3
+
+
+def pulsed(rank: int, coordinate: str) -> RankStatus:
+    return RankStatus(
+        rank=rank,
+        beats=1,
+        step=None,
+        idle_s=0.0,
+        waited_s=0.0,
+        phase="",
+        collective="",
+        cpu_percent=0.0,
+        rss_bytes=0,
+        coordinate=coordinate,
+    )
+
+
+def test_a_rank_is_named_with_the_coordinate_that_it_said_last(tmp_path: Path) -> None:
+    table = RankTable(two_hosts(tmp_path))
+    assert table.name_of(0) == "rank 0"
+    table.pulse([pulsed(0, "data 0, tensor 0"), pulsed(1, "data 0, tensor 1"), pulsed(2, "")])
+    assert [table.name_of(rank) for rank in range(4)] == [
+        "rank 0 (data 0, tensor 0)",
+        "rank 1 (data 0, tensor 1)",
+        "rank 2",
+        "rank 3",
+    ]
+    # It ended before a pulse could say it.
+    table.exited(dataclasses.replace(exited(3, -9), coordinate="data 1, tensor 1"))
+    ends = table.outcome(tail=lambda rank: (), log=lambda rank: "").ends
+    assert [end.name for end in ends] == [
+        "rank 0 (data 0, tensor 0)",
+        "rank 1 (data 0, tensor 1)",
+        "rank 2",
+        "rank 3 (data 1, tensor 1)",
+    ]

@@ -64,6 +64,7 @@ def test_a_rank_is_heard_through_the_slot_of_its_place_on_the_host(table: Heartb
     writer.tell_longest_wait("reduce_scatter of unit 3", 0.25, 0.5)
     writer.tell_stage(1, 2, schedule_wait=0.11111)
     writer.tell_stage_wait(0.125)
+    writer.tell_coordinate("data 1, tensor 0")
     writer.enter("all_gather of unit 12")
     beat = table.read(1)
     assert beat is not None
@@ -77,6 +78,7 @@ def test_a_rank_is_heard_through_the_slot_of_its_place_on_the_host(table: Heartb
     assert (heard.longest_wait, heard.longest_wait_s, heard.step_s) == ("reduce_scatter of unit 3", 0.25, 0.5)
     assert (silent.stage, silent.stages, silent.schedule_wait, silent.stage_wait_s) == (0, 0, 0.0, 0.0)
     assert (heard.stage, heard.stages, heard.schedule_wait, heard.stage_wait_s) == (1, 2, 0.1111, 0.125)
+    assert (silent.coordinate, heard.coordinate) == ("", "data 1, tensor 0")
 
 
 @pytest.mark.parametrize(
