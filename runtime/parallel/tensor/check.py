@@ -5,7 +5,7 @@ a block is called, it is run twice in fp32 with the very arguments that it was g
 gathered weights. Outputs, gradients of inputs and gradients of all its parameters must agree.
 
 A weight that a plan leaves whole may yet work on parts: a norm of this rank's heads, a factor of the activation. Each
-rank then has a part of its gradient. Some plans do not say so (of transformers 5.20, those of 4 families). Where parts
+rank then has a part of its gradient. Some plans do not say so (of transformers 5.20, those of 3 families). Where parts
 add up to what the whole block gives, they are added up in training too, and that is told.
 
 [Note: what is compared]

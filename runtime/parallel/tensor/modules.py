@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...mesh.collectives import Collectives
-from .fronts import with_front
+from .fronts import own_class, with_front
 from .operators import gather_last, share_input, split_last, sum_outputs
 from .overlap import OverlappedInput
 from .part_randomness import PartRandomness
@@ -199,13 +199,15 @@ class _Row(_Cut):
             return split_sequence(y, cut.axis) if cut.slices else y
         if cut.style.splits_input:
             input = split_last(input, cut.axis, deal=cut.deal)
-        total = scatter_sums if cut.slices else sum_outputs
         own: Any = self
         bias: Tensor | None = getattr(own, "bias", None)
-        if bias is None:
-            return total(self._own(input, *args, **kwargs), cut.axis)
-        y = total(F.linear(input, own.weight), cut.axis)
-        return y + bias.to(y.dtype)  # under autocast a bias is of another one
+        y = self._own(input, *args, **kwargs) if bias is None else F.linear(input, own.weight)
+        if cut.slices:
+            y = scatter_sums(y, cut.axis)
+        else:
+            # A Linear of a class of its own may have kept what it returns.
+            y = sum_outputs(y, cut.axis, in_place=bias is not None or own_class(own).forward is nn.Linear.forward)
+        return y if bias is None else y + bias.to(y.dtype)  # under autocast a bias is of another one
 
 
 class _Vocabulary(_Cut):

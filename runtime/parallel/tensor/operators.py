@@ -1,6 +1,7 @@
 """The five operators between activations that ranks hold whole and activations of which each holds a part.
 
-Each knows its own backward. They work on plain tensors of any strides, take no tensor over, and give contiguous ones.
+Each knows its own backward. They work on plain tensors of any strides, take no tensor over but where they are told to,
+and give contiguous ones.
 All ranks of the axis call the same operators in one order, forward and backward: autograd's order is equal on them.
 Source: Megatron-LM (Shoeybi et al., 2019), section 3: f and g; and their counterparts that gather and split.
 """
@@ -16,6 +17,9 @@ from torch.autograd.function import once_differentiable
 from ...kept_results import kept_result
 from ...mesh.collectives import Collectives
 from .styles import EVEN, Deal
+
+#: Name of what rows sum, shown to observers of the wait.
+_OUTPUTS = "outputs of a cut layer"
 
 
 class _Shared(torch.autograd.Function):
@@ -33,7 +37,7 @@ class _Shared(torch.autograd.Function):
 class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Collectives) -> Tensor:
-        return kept_result(lambda: summed(x, axis, label="outputs of a cut layer"))
+        return kept_result(lambda: summed(x, axis, label=_OUTPUTS))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -77,13 +81,22 @@ def share_input(x: Tensor, axis: Collectives) -> Tensor:
     return made
 
 
-def sum_outputs(x: Tensor, axis: Collectives) -> Tensor:
+def sum_outputs(x: Tensor, axis: Collectives, *, in_place: bool = False) -> Tensor:
     """Returns the sum of `x` over the ranks, on each of them; enters an all-reduce, and none in backward.
 
     Args:
         x: floating point, of any shape; each rank's part of the sum.
         axis: ranks of the tensor axis.
+        in_place: whether `x` becomes the sum, which saves a copy and a node of the graph. For a product that nobody
+            else has: what autograd has kept of it would be another value, and is refused in backward.
     """
+    if in_place and x.is_contiguous():
+        # Its gradient is the sum's as well, so to the graph nothing happens.
+        own = x.detach()
+        total = kept_result(lambda: _sum_into(own, axis))
+        if total is not own:
+            own.copy_(total)
+        return x
     made: Any = _Summed.apply(x, axis)
     return made
 
@@ -123,9 +136,7 @@ def summed(x: Tensor, axis: Collectives, *, label: str) -> Tensor:
         axis: ranks of the tensor axis.
         label: name of what is summed, shown to observers of the wait.
     """
-    total = x.detach().clone(memory_format=torch.contiguous_format)
-    axis.all_reduce(total.view(-1), label=label).wait()
-    return total
+    return _sum_into(x.detach().clone(memory_format=torch.contiguous_format), axis, label=label)
 
 
 def part_of(x: Tensor, axis: Collectives, *, deal: Deal = EVEN) -> Tensor:
@@ -157,6 +168,11 @@ def joined(x: Tensor, axis: Collectives, *, whole: int, deal: Deal = EVEN) -> Te
         for start, stop in found:
             total[..., start:stop] = part[..., position : position + stop - start]
             position += stop - start
+    return total
+
+
+def _sum_into(total: Tensor, axis: Collectives, *, label: str = _OUTPUTS) -> Tensor:
+    axis.all_reduce(total.view(-1), label=label).wait()
     return total
 
 

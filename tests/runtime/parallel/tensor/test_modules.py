@@ -509,6 +509,30 @@ def test_a_forward_of_a_subclass_and_hooks_work_as_before() -> None:
         assert found.worst < 1e-13
 
 
+def test_what_a_row_of_a_subclass_keeps_of_its_product_is_no_sum() -> None:
+    class Keeping(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            self.kept = super().forward(input)
+            return self.kept
+
+    class Own(MLP):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down = Keeping(10, WIDTH, bias=False)
+
+    model = fp64(Own)
+    models = [copy.deepcopy(model) for _ in range(2)]
+
+    def body(axis: LoopbackCollectives) -> tuple[Tensor, Tensor]:
+        model: Any = models[axis.rank]
+        cut_over(model, MLP_PLAN, axis)
+        with torch.no_grad():
+            return model(seeded(2, WIDTH)), model.down.kept
+
+    (total, first), (_, second) = LoopbackWorld(2).run(body)
+    torch.testing.assert_close(first + second, total)
+
+
 def test_modules_are_called_by_the_names_of_their_arguments() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dsrun.runtime.kept_results import KeptResults, keeping
 from dsrun.runtime.mesh.collectives import Traffic
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.parallel.tensor.operators import (
@@ -95,6 +96,59 @@ def test_outputs_are_summed_and_gradients_go_back_as_they_are(size: int, layout:
         assert torch.equal(grad, weight)
         assert forward == Traffic(Counter(all_reduce=1), Counter(all_reduce=24 * ITEM))
         assert backward == Traffic()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.Tensor.contiguous, strided])
+def test_a_sum_in_place_has_the_bits_and_the_gradients_of_another(
+    dtype: torch.dtype, layout: Callable[[Tensor], Tensor]
+) -> None:
+    parts, weight = values(2, 3, 4, 5, seed=0).to(dtype), values(3, 4, 5, seed=1).to(dtype)
+
+    def body(axis: LoopbackCollectives) -> None:
+        found: list[Tensor] = []
+        for in_place in (False, True):
+            x = parts[axis.rank].clone().requires_grad_()
+            before = copied(axis)
+            product = layout(x * 3)
+            y = sum_outputs(product, axis, in_place=in_place)
+            assert axis.traffic.since(before).calls == Counter(all_reduce=1)
+            assert (y is product) == (in_place and layout is not strided), "other strides would be sent in pieces"
+            assert y.is_contiguous()
+            (y * weight).sum().backward()
+            assert x.grad is not None
+            found += [y.detach(), x.grad]
+        assert torch.equal(found[0], found[2])
+        assert torch.equal(found[1], found[3])
+
+    LoopbackWorld(2).run(body)
+
+
+def test_what_autograd_has_kept_of_a_sum_in_place_is_refused() -> None:
+    def body(axis: LoopbackCollectives) -> None:
+        y = sum_outputs(torch.ones(2, 4, requires_grad=True).exp(), axis, in_place=True)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+    LoopbackWorld(2).run(body)
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_further_run_of_a_recomputed_call_gets_the_sum_that_was_made_in_place(changed: bool) -> None:
+    def body(axis: LoopbackCollectives) -> Counter[str]:
+        part = torch.full((2, 4), axis.rank + 1.0)
+        results = KeptResults()
+        with keeping(results):
+            first = sum_outputs(part * 2, axis, in_place=True)
+            if changed:  # then it is made again, on all ranks
+                first.mul_(5)
+            results.run_again()
+            product = part * 2
+            assert sum_outputs(product, axis, in_place=True) is product
+        assert torch.equal(product, torch.full((2, 4), 6.0))
+        return axis.traffic.calls
+
+    assert LoopbackWorld(2).run(body) == [Counter(all_reduce=2 if changed else 1)] * 2
 
 
 @pytest.mark.parametrize("layout", [torch.Tensor.contiguous, strided])
