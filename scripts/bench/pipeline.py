@@ -20,24 +20,16 @@ DeepSpeed belongs into an environment of its own, and is left out without one; i
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 
-import torch
 from pipeline_parts.empty_stages import seconds_an_action
 from pipeline_parts.job import Job
-from pipeline_parts.team import Team
-from sections import measure
+from teams.contest import Options, run
 from zero_peers.figures import Figures
 
 #: How far losses of contenders may lie apart, by the larger one: roundings of fp32 in another order.
 _LOSS_TOLERANCE = 1e-4
-_STEPS_OF_A_TURN = 3
 _GPT = Job("plain", ranks=2, model="gpt", layers=8, micros=8, hidden=256, seq=128)
 #: Schedules that each contender has, with the chunks a rank.
 _SCHEDULES: dict[str, tuple[tuple[str, int], ...]] = {
@@ -48,50 +40,6 @@ _SCHEDULES: dict[str, tuple[tuple[str, int], ...]] = {
 _SLEEP = Job("plain", ranks=4, model="sleep", layers=4, micros=8, forward_ms=10.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How to measure.
-
-    Attributes:
-        deepspeed_python: an interpreter that has DeepSpeed; None: without it.
-        runs: rounds that count.
-        contenders: names of the contenders beside the floor.
-    """
-
-    deepspeed_python: str | None
-    runs: int
-    contenders: tuple[str, ...]
-
-    def team(self, job: Job) -> Team:
-        """Returns the ranks of a job."""
-        if job.contender != "deepspeed":
-            return Team(job)
-        assert self.deepspeed_python is not None, "it is no contender then"
-        return Team(job, python=self.deepspeed_python)
-
-
-def take_turns(teams: Sequence[tuple[str, Team]], rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Returns the rounds' steps by row: each team in turn, once a round, after a round that does not count.
-
-    Raises:
-        RuntimeError: contenders do not compute the same losses.
-    """
-    taken: dict[str, list[dict[str, float]]] = {row: [] for row, _ in teams}
-    for round_ in range(-1, rounds):
-        # Whoever comes first finds another machine than who comes after it: so nobody always does.
-        turn = round_ % len(teams)
-        for row, team in [*teams[turn:], *teams[:turn]]:
-            found = team.step(1 + _STEPS_OF_A_TURN)[1:]
-            if round_ >= 0:
-                taken[row] += found
-    for losses in zip(*([step["loss"] for step in steps] for steps in taken.values()), strict=True):
-        if max(losses) - min(losses) > _LOSS_TOLERANCE * max(losses):
-            raise RuntimeError(
-                f"contenders do not train the same model: losses {dict(zip(taken, losses, strict=True))}"
-            )
-    return taken
-
-
 # Sections
 
 
@@ -100,11 +48,9 @@ def steps(options: Options) -> list[Figures]:
     job = _GPT
     ideal = job.ranks * job.micros / (job.micros + job.ranks - 1)
     table = Figures(f"A step, {job.layers} blocks of {job.hidden}, {job.seq} tokens, p 2, M {job.micros}, fp32", "s")
-    with ExitStack() as stack:
-        jobs = [(name, replace(job, contender=name)) for name in options.contenders]
-        jobs.append(("one rank", replace(job, contender="plain", ranks=1)))
-        teams = [(row, stack.enter_context(options.team(each))) for row, each in jobs]
-        taken = take_turns(teams, options.runs)
+    jobs = [(name, replace(job, contender=name)) for name in options.contenders]
+    jobs.append(("one rank", replace(job, contender="plain", ranks=1)))
+    taken = options.take_turns(jobs, tolerance=_LOSS_TOLERANCE)
     for row, found in taken.items():
         for step in found:
             table.add(row, step["step_s"])
@@ -121,13 +67,12 @@ def steps(options: Options) -> list[Figures]:
 def schedules(options: Options) -> list[Figures]:
     """Times steps of two ranks by schedule: what a user gets who chooses the best that each contender has."""
     table = Figures(f"The step by schedule, {_GPT.layers} blocks of {_GPT.hidden}, p 2, M {_GPT.micros}, fp32", "s")
-    with ExitStack() as stack:
-        teams: list[tuple[str, Team]] = []
-        for name in options.contenders:
-            for schedule, chunks in _SCHEDULES[name]:
-                job = replace(_GPT, contender=name, schedule=schedule, chunks=chunks)
-                teams.append((f"{name} {schedule}", stack.enter_context(options.team(job))))
-        taken = take_turns(teams, options.runs)
+    jobs = [
+        (f"{name} {schedule}", replace(_GPT, contender=name, schedule=schedule, chunks=chunks))
+        for name in options.contenders
+        for schedule, chunks in _SCHEDULES[name]
+    ]
+    taken = options.take_turns(jobs, tolerance=_LOSS_TOLERANCE)
     for row, found in taken.items():
         for step in found:
             table.add(row, step["step_s"])
@@ -149,10 +94,8 @@ def sleeping(options: Options) -> list[Figures]:
         # M forwards and backwards of a rank, and p - 1 of one chunk that the first and the last rank wait.
         ideal_s = (job.micros + (job.ranks - 1) / chunks) * 3 * _SLEEP.forward_ms / 1e3
         table = Figures(f"A step of 4 ranks that sleep, {schedule}, M {job.micros}; {ideal_s:.4g} s at best", "s")
-        with ExitStack() as stack:
-            names = [name for name in options.contenders if name != "deepspeed" or chunks == 1]
-            teams = [(name, stack.enter_context(options.team(replace(job, contender=name)))) for name in names]
-            taken = take_turns(teams, options.runs)
+        names = [name for name in options.contenders if name != "deepspeed" or chunks == 1]
+        taken = options.take_turns([(name, replace(job, contender=name)) for name in names], tolerance=_LOSS_TOLERANCE)
         for row, found in taken.items():
             for step in found:
                 table.add(row, step["step_s"])
@@ -183,26 +126,5 @@ SECTIONS: dict[str, Callable[[Options], list[Figures]]] = {
 }
 
 
-def main() -> None:
-    """Runs the sections that are asked for, and prints each when it is done."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--deepspeed-python", default=os.environ.get("DSRUN_PEER_PYTHON"), help="has DeepSpeed; also $DSRUN_PEER_PYTHON"
-    )
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION")
-    parser.add_argument("--contenders", nargs="+", choices=("dsrun", "torch", "deepspeed"), help="default: all")
-    parser.add_argument("--runs", type=int, default=9)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args()
-    asked: list[str] | None = args.contenders
-    if asked and "deepspeed" in asked and args.deepspeed_python is None:
-        parser.error("deepspeed: no interpreter that has it; give --deepspeed-python")
-    found = asked or ["dsrun", "torch", *([] if args.deepspeed_python is None else ["deepspeed"])]
-    options = Options(args.deepspeed_python, args.runs, tuple(found))
-    machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
-    print(f"python {platform.python_version()}, torch {torch.__version__}, {machine}\n")
-    measure(SECTIONS, args.only, options, runs=options.runs, json_file=args.json)
-
-
 if __name__ == "__main__":
-    main()
+    run(SECTIONS, about=__doc__, runs=9)

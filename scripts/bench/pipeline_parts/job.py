@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +12,7 @@ class Job:
     """One rank's work.
 
     Attributes:
+        program: module that a rank runs.
         contender: `dsrun`, `torch` (torch.distributed.pipelining), `deepspeed` (its PipelineEngine), or `plain` (one
             process, no pipeline).
         ranks: number of ranks, a stage each.
@@ -26,6 +27,8 @@ class Job:
         samples: samples of a micro batch.
         forward_ms: milliseconds that a sleeping layer's forward takes; its backward takes twice as long.
     """
+
+    program: ClassVar[str] = "pipeline_parts.rank"
 
     contender: str
     ranks: int

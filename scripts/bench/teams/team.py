@@ -9,17 +9,38 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch._C._distributed_c10d import TCPStore
-
-from .job import Job
 
 _CHECKOUT = Path(__file__).resolve().parents[3]
 #: For the slowest word there is; a rank that hangs is an error and not a figure.
 _LIMIT_S = 300.0
 #: Ranks of peers end with Gloo's threads at work; nobody waits for that.
 _END_S = 10.0
+
+
+class Job(Protocol):
+    """What ranks shall do."""
+
+    @property
+    def program(self) -> str:
+        """Module that a rank runs, with the job as its argument; see `rank.py`."""
+        ...
+
+    @property
+    def contender(self) -> str:
+        """Name of whose ranks they are."""
+        ...
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        ...
+
+    def to_json(self) -> str:
+        """Returns the job as text."""
+        ...
 
 
 class Team:
@@ -44,7 +65,7 @@ class Team:
         for rank in range(self.job.ranks):
             self._ranks.append(
                 subprocess.Popen(
-                    [self._python, "-m", "pipeline_parts.rank", self.job.to_json()],
+                    [self._python, "-m", self.job.program, self.job.to_json()],
                     env=_environment(rank, self.job.ranks, self._store.port),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -52,7 +73,11 @@ class Team:
                     text=True,
                 )
             )
-        self.ask("build")
+        try:
+            self.ask("build")
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
