@@ -1,6 +1,6 @@
 """Tensor parallelism against torch's DTensor and DeepSpeed's AutoTP: speed of a step, cost of a layer, bytes sent.
 
-    python scripts/bench/tensor.py [--deepspeed-python PYTHON] [--only steps linear ...] [--runs 6] [--json F]
+    python scripts/bench/tensor.py [--deepspeed-python PYTHON] [--only steps linear ...] [--runs 5] [--json F]
 
 All contenders train one Llama of transformers on the same tokens, two ranks that share every layer, one thread a rank,
 AdamW, nothing clipped; in bf16 with fp32 masters. torch is what transformers itself does with the model's plan
@@ -157,4 +157,4 @@ SECTIONS: dict[str, Callable[[Options], list[Figures]]] = {
 
 
 if __name__ == "__main__":
-    run(SECTIONS, about=__doc__, runs=6, has_quick=True)
+    run(SECTIONS, about=__doc__, runs=5, has_quick=True)
