@@ -75,8 +75,8 @@ def test_attributes_that_an_engine_lacks_are_the_models_and_hasattr_is_honest() 
     assert not hasattr(engine, "generate")
     with pytest.raises(AttributeError, match="neither Engine nor Scaled has `generate`"):
         _ = engine.generate
-    with pytest.raises(AttributeError, match="there is no tensor, sequence or expert parallelism"):
-        _ = engine.autotp_size
+    with pytest.raises(AttributeError, match="there is no sequence or expert parallelism"):
+        _ = engine.get_sequence_parallel_group
 
 
 def test_train_and_eval_switch_engine_and_model_alike() -> None:

@@ -96,10 +96,7 @@ def test_planned_keys_are_read_and_named() -> None:
         "blocks",
         True,
     )
-    assert set(read.planned) == {
-        "zero_optimization.zenflow",
-        "tensor_parallel.autotp_size",
-    }
+    assert set(read.planned) == {"zero_optimization.zenflow"}
     assert not read.can_run
 
 
