@@ -21,20 +21,9 @@ from torch import Tensor, nn
 
 from dsrun.errors import ModelError
 
+from ...hidden_states import hidden_of, value_at, with_value
 from ...twins import twin_of
-from .stand_ins import (
-    Form,
-    Shape,
-    acting,
-    form_from,
-    form_to,
-    hidden_of,
-    hollow,
-    leaves_of,
-    other_tensors,
-    value_at,
-    with_value,
-)
+from .stand_ins import Form, Shape, acting, form_from, form_to, hollow, leaves_of, other_tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ...hidden_states import hidden_of
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -57,39 +59,6 @@ def acting(twin: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     made.__dict__.update(twin.__dict__)
     made.__dict__["forward"] = forward
     return made
-
-
-def hidden_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | str | None:
-    """Returns where a block is given its hidden states: the first floating tensor, by position or by name."""
-    for index, value in enumerate(args):
-        if isinstance(value, Tensor) and value.is_floating_point():
-            return index
-    for name in ("hidden_states", *kwargs):
-        value = kwargs.get(name)
-        if isinstance(value, Tensor) and value.is_floating_point():
-            return name
-    return None
-
-
-def value_at(place: int | str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Returns an argument by position or by name."""
-    return args[place] if isinstance(place, int) else kwargs[place]
-
-
-def with_value(
-    place: int | str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns arguments with one of them replaced.
-
-    Args:
-        place: position or name.
-        value: value that it is given.
-        args: positional arguments.
-        kwargs: keyword arguments.
-    """
-    if isinstance(place, int):
-        return (*args[:place], value, *args[place + 1 :]), dict(kwargs)
-    return args, {**kwargs, place: value}
 
 
 def other_tensors(place: int | str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ....stacks import Stack
+from ...hidden_states import hidden_of, value_at
 from ...twins import twin_of
-from .stand_ins import Form, Shape, acting, hidden_of, hollow, value_at
+from .stand_ins import Form, Shape, acting, hollow
 
 #: Tokens of the made-up sequence.
 _LENGTH = 8
