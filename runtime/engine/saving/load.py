@@ -31,8 +31,8 @@ from ...zero.access.torn import StatePart
 from ...zero.params.publisher import publish
 from ..progress import Counters
 from .entries import parameter_entries, stored_names, unit_entries, wanted_tensors, whole_shapes
-from .persist import LEFT_OUT
-from .randomness import RandomState
+from .persist import LEFT_OUT, MESH
+from .randomness import RandomState, ResumedRank
 from .resume_state import RNG_ROLE, random_names, restore_random, saved_random
 from .run_state import RunState
 
@@ -208,15 +208,23 @@ def _take_over_values(run: RunState, found: CheckedCheckpoint) -> None:
     if found.position is not None and run.data.loader is not None:
         run.data.loader.load_state_dict(found.position)
     if found.random is not None:
-        restore_random(found.random, run.mesh.info.rank, device=run.mesh.device, named=named_generators())
+        rank = _resumed_rank(run, found.index)
+        restore_random(found.random, rank, device=run.mesh.device, named=named_generators())
 
 
 def _random_numbers(run: RunState, index: Index, target: Place) -> list[RandomState] | None:
-    names = random_names(run.mesh.info.rank, index.world_size)
+    rank = _resumed_rank(run, index)
+    names = random_names(rank)
     # Asked on every rank, of its own names: a checkpoint has the states of all ranks or of none.
     if any(index.find(name, RNG_ROLE) is None for name in names):
         return None
-    return saved_random(read_whole(index, target, names, role=RNG_ROLE), run.mesh.info.rank, index.world_size)
+    return saved_random(read_whole(index, target, names, role=RNG_ROLE), rank)
+
+
+def _resumed_rank(run: RunState, index: Index) -> ResumedRank:
+    # Checkpoints of earlier versions do not say it; nothing shared layers then.
+    saved_tensor = index.values.get(MESH, {}).get("tensor", 1)
+    return ResumedRank(run.mesh.info.rank, run.mesh.spec.role_size("tensor"), index.world_size, saved_tensor)
 
 
 def _digest(index: Index) -> bytes:

@@ -37,6 +37,8 @@ from .run_state import RunState
 #: What a checkpoint has of the parameters that steps have left out: among its optimizer's values those of the first
 #: pipeline stage, and of a later one those of its first rank.
 LEFT_OUT = "left_out"
+#: What a checkpoint has of the ranks' roles: how many share layers, which their random numbers depend on.
+MESH = "mesh"
 #: Roles of what is copied at once: forward and the script change it.
 _AT_ONCE = {"buffer", RNG_ROLE, script_state.ROLE}
 
@@ -129,6 +131,7 @@ def _state(
         "client_state": state,
         "frozen": frozen,
         "config": run.config,
+        MESH: {"tensor": run.mesh.spec.role_size("tensor")},
         "versions": {"torch": torch.__version__, "python": platform.python_version(), "dsrun": __version__},
         "git": git_state() if rank == 0 else None,
     }

@@ -4,10 +4,16 @@ Knows no file format and enters no collective. Covered are Python's, numpy's and
 the rank's device, and the named ones of `dsrun.checkpointing`; a generator of the script's own is the script's to keep.
 
 [Note: random numbers on other ranks]
-As many ranks as before, or fewer: each goes on with its own state, bit for bit. Of more, those that there were not
-take the state of rank r mod R, generator by generator: as it is where ranks 0 and 1 had the same one, for a script that
-gives all ranks one seed may count on it, say to skip the same layers everywhere; else seeded by a hash of it and the
-rank.
+Of t ranks that share layers all draw alike, so what counts is the replica that a rank is of, r / t, and its place in
+it, r mod t.
+- As many ranks share layers as before: each rank that there was goes on with its own state, bit for bit.
+- More or fewer do: all of a replica take the default generators of the first rank of the replica of that number.
+- Of more replicas than the P that there were, replica p takes those of replica p mod P, generator by generator: as it
+  is where replicas 0 and 1 had the same one, for a script that gives all ranks one seed may count on it, say to skip
+  the same layers everywhere; else seeded by a hash of it and p.
+- Named generators are taken of the rank at the same place in that replica. Of more places than the T that there were,
+  place q takes those of place q mod T: as it is where places 0 and 1 had the same one, else seeded by a hash of it and
+  q. Where T is 1, the one of Megatron's name (`model-parallel-rng`) is seeded so, and no other.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ from torch import Tensor
 
 from dsrun.errors import CheckpointError
 
-from ...activation.recompute.rng import RngTracker
+from ...activation.recompute.rng import MODEL_PARALLEL_NAME, RngTracker
 from ...generators import HostGenerators, capture_host, restore_host
 
 _FORMAT = 1
@@ -131,28 +137,60 @@ def restore(state: RandomState, device: torch.device, named: RngTracker) -> None
         ) from error
 
 
-def sources(rank: int, saved: int) -> tuple[int, ...]:
-    """Returns the ranks whose states a rank needs, see [Note: random numbers on other ranks].
+@dataclass(frozen=True, slots=True)
+class ResumedRank:
+    """A rank that goes on from the states of some ranks, see [Note: random numbers on other ranks].
 
-    Args:
+    Attributes:
         rank: rank that takes a state.
-        saved: ranks that there were.
+        tensor: number of ranks that share layers.
+        saved: number of ranks that there were.
+        saved_tensor: number of ranks that shared layers then.
     """
-    return (rank,) if rank < saved else (rank % saved, 0, min(1, saved - 1))
+
+    rank: int
+    tensor: int
+    saved: int
+    saved_tensor: int
+
+    @property
+    def replica(self) -> int:
+        """Number of the replica that it is of."""
+        return self.rank // self.tensor
+
+    @property
+    def place(self) -> int:
+        """Place in the replica."""
+        return self.rank % self.tensor
+
+    @property
+    def saved_replicas(self) -> int:
+        """Number of replicas that there were."""
+        return self.saved // self.saved_tensor
+
+    def sources(self) -> tuple[int, ...]:
+        """Returns the rank whose state it takes, or those that `adapted` needs, in its order."""
+        if self.tensor == self.saved_tensor and self.rank < self.saved:
+            return (self.rank,)
+        first = self.replica % self.saved_replicas * self.saved_tensor
+        second_replica = min(1, self.saved_replicas - 1) * self.saved_tensor
+        return first, first + self.place % self.saved_tensor, 0, second_replica, min(1, self.saved_tensor - 1)
 
 
-def adapted(states: Sequence[RandomState], rank: int, device: torch.device) -> RandomState:
+def adapted(states: Sequence[RandomState], rank: ResumedRank, device: torch.device) -> RandomState:
     """Returns the state that a rank takes, see [Note: random numbers on other ranks].
 
     Args:
-        states: random-number states of the ranks that `sources` names, in its order.
+        states: random-number states of the ranks that `rank.sources()` names, in its order.
         rank: rank that takes the state.
         device: device of the rank that takes the state.
     """
     if len(states) == 1:
         return states[0]
-    mine, first, second = (state._to_json() for state in states)  # pyright: ignore[reportPrivateUsage]
-    seeds = {key: _seed(mine[key], key, rank) for key in mine if first[key] != second[key]}
+    mine, at_place, first, second, beside = (state._to_json() for state in states)  # pyright: ignore[reportPrivateUsage]
+    mine["named"] = at_place["named"]
+    is_new = rank.replica >= rank.saved_replicas
+    seeds = {key: _seed(mine[key], key, str(rank.replica)) for key in mine if is_new and first[key] != second[key]}
     if "python" in seeds:
         mine["python"] = _python_to_json(random.Random(seeds["python"]).getstate())
     numpy: Any = sys.modules.get("numpy")
@@ -164,14 +202,18 @@ def adapted(states: Sequence[RandomState], rank: int, device: torch.device) -> R
         if "device" in seeds and mine["device"] is not None:
             mine["device"] = _to_text(torch.Generator(device).manual_seed(seeds["device"]).get_state())
         for name, state in mine["named"].items():
-            if first["named"].get(name) != second["named"].get(name):
-                generator = torch.Generator(device).manual_seed(_seed(state, name, rank))
+            its, of_second, of_beside = (one["named"].get(name) for one in (first, second, beside))
+            differs_by_place = name == MODEL_PARALLEL_NAME if rank.saved_tensor == 1 else its != of_beside
+            who = str(rank.replica) if is_new and its != of_second else ""
+            who += f"/{rank.place}" if rank.place >= rank.saved_tensor and differs_by_place else ""
+            if who:
+                generator = torch.Generator(device).manual_seed(_seed(state, name, who))
                 mine["named"][name] = _to_text(generator.get_state())
     return RandomState._from_json(mine)  # pyright: ignore[reportPrivateUsage]
 
 
-def _seed(state: object, label: str, rank: int) -> int:
-    digest = hashlib.sha256(f"{rank}:{label}:{json.dumps(state, sort_keys=True)}".encode()).digest()
+def _seed(state: object, label: str, who: str) -> int:
+    digest = hashlib.sha256(f"{who}:{label}:{json.dumps(state, sort_keys=True)}".encode()).digest()
     return int.from_bytes(digest[:4], "big")
 
 

@@ -24,7 +24,7 @@ from ...data.loader import TrainingLoader
 from ...data.stream import StreamLoader
 from ...protocols import SOLE_HOLDER, StateEntry
 from ..progress import Progress
-from .randomness import RandomState, adapted, capture, restore, sources
+from .randomness import RandomState, ResumedRank, adapted, capture, restore
 
 #: Role of random-number states in a checkpoint; their names are the ranks' numbers.
 RNG_ROLE = "rng"
@@ -90,32 +90,28 @@ def random_entries(state: RandomState, rank: int) -> list[StateEntry]:
     return [StateEntry(str(rank), RNG_ROLE, uncut(text.shape), 0, text.numel(), text, SOLE_HOLDER)]
 
 
-def random_names(rank: int, saved: int) -> list[str]:
-    """Returns the names of the tensors that a rank reads to go on with its random numbers.
-
-    Args:
-        rank: rank that goes on.
-        saved: ranks that there were.
-    """
-    return [str(source) for source in dict.fromkeys(sources(rank, saved))]
+def random_names(rank: ResumedRank) -> list[str]:
+    """Returns the names of the tensors that a rank reads to go on with its random numbers."""
+    return [str(source) for source in dict.fromkeys(rank.sources())]
 
 
-def saved_random(found: Mapping[str, Tensor], rank: int, saved: int) -> list[RandomState]:
+def saved_random(found: Mapping[str, Tensor], rank: ResumedRank) -> list[RandomState]:
     """Returns the states that a rank goes on from.
 
     Args:
         found: tensors stored under the names of `random_names`, uint8 on the CPU.
         rank: rank of this process.
-        saved: ranks that there were.
 
     Raises:
         CheckpointError: what was read is no such state.
     """
     states = {name: RandomState.from_bytes(bytes(text.tolist())) for name, text in found.items()}
-    return [states[str(source)] for source in sources(rank, saved)]
+    return [states[str(source)] for source in rank.sources()]
 
 
-def restore_random(states: Sequence[RandomState], rank: int, *, device: torch.device, named: RngTracker) -> None:
+def restore_random(
+    states: Sequence[RandomState], rank: ResumedRank, *, device: torch.device, named: RngTracker
+) -> None:
     """Has this rank's generators go on.
 
     Args:

@@ -162,6 +162,7 @@ NUMBERS = {
     ("counters", "micro_steps"): 0, ("counters", "global_steps"): 0, ("counters", "global_samples"): 0,
     ("counters", "skipped_steps"): 0, ("data", "epoch"): 0, ("data", "samples_seen"): 0,
     ("loss_scale", "hysteresis"): 0, ("loss_scale", "steps"): 0, ("loss_scale", "last_overflow"): -1,
+    ("mesh", "tensor"): 1,
 }  # fmt: skip
 NO_NUMBERS = ["3", 3.0, True, None, [3], float("nan"), float("inf"), 1 << 63]
 

@@ -16,6 +16,7 @@ _NUMBERS = {
     "counters": {"micro_steps": 0, "global_steps": 0, "global_samples": 0, "skipped_steps": 0},
     "data": {"epoch": 0, "samples_seen": 0},
     "loss_scale": {"hysteresis": 0, "steps": 0, "last_overflow": -1},
+    "mesh": {"tensor": 1},
 }
 
 

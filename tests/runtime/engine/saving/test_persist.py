@@ -178,6 +178,7 @@ def test_files_are_safetensors_and_hold_every_element_once(tmp_path: Path) -> No
     assert index.tensors["mask", "buffer"].dtype == "BOOL"
     assert index.aliases == {"head.weight": "embed.weight"}
     assert index.values["versions"]["torch"] == torch.__version__
+    assert index.values["mesh"] == {"tensor": 1}
 
 
 def test_a_tied_weight_loads_into_a_model_that_does_not_tie_it(tmp_path: Path) -> None:

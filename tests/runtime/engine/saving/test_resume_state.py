@@ -11,6 +11,7 @@ from torch import Tensor
 from dsrun.errors import CheckpointError
 from dsrun.runtime.activation.recompute.rng import RngTracker
 from dsrun.runtime.data.loader import TrainingLoader
+from dsrun.runtime.engine.saving.randomness import ResumedRank
 from dsrun.runtime.engine.saving.resume_state import (
     present_moment,
     random_entries,
@@ -40,9 +41,10 @@ def stored(ranks: int) -> dict[str, Tensor]:
 def drawn(rank: int) -> tuple[float, float]:
     """What a rank draws after it has taken over the states of two."""
     tensors = stored(2)
-    found = {name: tensors[name] for name in random_names(rank, 2)}
+    resumed = ResumedRank(rank, 1, 2, 1)
+    found = {name: tensors[name] for name in random_names(resumed)}
     with host_kept():
-        restore_random(saved_random(found, rank, 2), rank, device=CPU, named=RngTracker())
+        restore_random(saved_random(found, resumed), resumed, device=CPU, named=RngTracker())
         return random.random(), float(torch.rand(()))
 
 
@@ -55,8 +57,9 @@ def test_ranks_go_on_with_their_own_numbers_and_new_ones_with_others() -> None:
     found = [drawn(rank) for rank in range(4)]
     assert found[:2] == expected
     assert len(set(found)) == 4
-    assert [random_names(rank, 2) for rank in range(4)] == [["0"], ["1"], ["0", "1"], ["1", "0"]]
-    assert random_names(1, 1) == ["0"]
+    names = [random_names(ResumedRank(rank, 1, 2, 1)) for rank in range(4)]
+    assert names == [["0"], ["1"], ["0", "1"], ["1", "0"]]
+    assert random_names(ResumedRank(1, 1, 1, 1)) == ["0"]
 
 
 def test_a_moment_knows_where_the_data_is_and_does_not_move_with_it() -> None:
@@ -72,4 +75,4 @@ def test_a_moment_knows_where_the_data_is_and_does_not_move_with_it() -> None:
 
 def test_a_damaged_state_is_refused() -> None:
     with pytest.raises(CheckpointError, match="random-number state"):
-        saved_random({"0": torch.zeros(5, dtype=torch.uint8)}, 0, 1)
+        saved_random({"0": torch.zeros(5, dtype=torch.uint8)}, ResumedRank(0, 1, 1, 1))
