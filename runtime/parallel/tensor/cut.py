@@ -1,6 +1,6 @@
 """A model cut over the ranks of the tensor axis, as a plan says: parameters become parts, modules work on parts.
 
-Where plans come from stands in `sources/`; that a plan is right is checked in the first forward (`check.py`).
+Where plans come from stands in `sources/`; that a plan is right is compared in the first forward (`comparison/`).
 
 [Note: exact mode]
 A sum over ranks has another order of additions than one matrix product, so results differ in their last bits from those
@@ -12,6 +12,7 @@ sums over blocks of the parts, and elementwise kernels at lengths that no vector
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -23,11 +24,12 @@ from ...generators import generators_of
 from ...layout.cuts import CutParameter, Cuts, RankPlacement
 from ...mesh.collectives import Collectives
 from ...stacks import find_stacks
+from .fronts import is_plain
 from .modules import CutState, SiblingInputs, cut_state_of, make_cut
 from .operators import runs_of
-from .part_randomness import PartRandomness, draws, leave_behind
+from .part_randomness import Entrance, PartRandomness, draws, leave_behind
 from .sequence.blocks import slice_sequence
-from .styles import Form, ModelPlan, boxes
+from .styles import Form, ModelPlan, Style, boxes
 from .survey import ModuleCut, Survey, module_at, parent_of
 
 #: Name of the axis in the mesh.
@@ -81,8 +83,9 @@ def cut_layers(
     for param in survey.partial:
         cuts[id(param)] = CutParameter(_PARTIAL)
     randomness = _Randomness(model, axis, device)
+    entrances = {} if slices else randomness.entrances(survey.modules)
     inputs = {
-        parent: SiblingInputs(axis, columns, overlaps=overlaps and all(map(_is_plain, columns)))
+        parent: SiblingInputs(axis, columns, overlaps=overlaps and all(is_plain(type(column)) for column in columns))
         for parent, columns in survey.columns_by_parent().items()
     }
     for one in survey.modules:
@@ -94,6 +97,7 @@ def cut_layers(
                 deal=one.deal,
                 whole=_whole_length(one),
                 inputs=inputs.get(parent_of(one.name)) if one.style.form is Form.COLUMN else None,
+                entrance=entrances.get(one.name),
                 randomness=None if slices else randomness.of(one.name),
                 rows=one.rows,
                 vocabulary=_tokens(one, axis),
@@ -149,32 +153,52 @@ def _check_whole(model: nn.Module, plan: ModelPlan) -> None:
 
 
 class _Randomness:
-    """The random numbers of each block, made where they are first asked for."""
+    """The random numbers of the blocks that draw some."""
 
     def __init__(self, model: nn.Module, axis: Collectives, device: torch.device) -> None:
-        self._axis, self._device = axis, device
-        self._blocks = {
-            name: block for stack in find_stacks(model, skip=lambda _: False) for name, block in stack.blocks
+        self._own = PartRandomness(axis.rank, device)
+        self._draws = {
+            name: draws(block) for stack in find_stacks(model, skip=lambda _: False) for name, block in stack.blocks
         }
-        self._made: dict[str, PartRandomness | None] = {}
 
     def block_of(self, name: str) -> str | None:
         """Returns the name of the block that a module is in; None where it is in none."""
-        return next((one for one in _outer_names(name) if one in self._blocks), None)
+        return next((one for one in _outer_names(name) if one in self._draws), None)
 
     def of(self, name: str) -> PartRandomness | None:
         """Returns those of the block that a module is in; None where nothing is drawn there."""
         block = self.block_of(name)
-        if block is None:
-            return None
-        if block not in self._made:
-            module = self._blocks[block]
-            self._made[block] = PartRandomness(self._axis.rank, self._device) if draws(module) else None
-        return self._made[block]
+        return self._own if block is not None and self._draws[block] else None
 
     def by_block(self) -> dict[str, PartRandomness]:
         """Returns those of all blocks that draw, by the block's name."""
-        return {name: made for name in self._blocks if (made := self.of(name)) is not None}
+        return {name: self._own for name, has_dropout in self._draws.items() if has_dropout}
+
+    def entrances(self, modules: Sequence[ModuleCut]) -> dict[str, tuple[Entrance, int]]:
+        """Returns behind which columns parts begin, by the name of each, and which of them it is.
+
+        Args:
+            modules: modules that are cut, in the model's order.
+        """
+        rows = Counter(parent_of(one.name) for one in modules if _takes_parts(one.style))
+        before: Counter[str] = Counter()
+        groups: dict[tuple[str, int], list[str]] = {}
+        for one in modules:
+            parent, style = parent_of(one.name), one.style
+            if _takes_parts(style):
+                before[parent] += 1
+            elif style.form is Form.COLUMN and not style.gathers_output and self.of(one.name) is not None:
+                number = before[parent] if rows[parent] > 1 else 0
+                groups.setdefault((parent, number), []).append(one.name)
+        found: dict[str, tuple[Entrance, int]] = {}
+        for names in groups.values():
+            entrance = Entrance(self._own, len(names))
+            found.update((name, (entrance, position)) for position, name in enumerate(names))
+        return found
+
+
+def _takes_parts(style: Style) -> bool:
+    return style.form is Form.ROW and not style.splits_input
 
 
 def _keep_part(
@@ -194,10 +218,6 @@ def _share_generators(axis: Collectives, device: torch.device) -> None:
         sent: Tensor = state.to(device, copy=True)
         axis.broadcast(sent, source=0, label="state of random numbers").wait()
         generator.set_state(sent.cpu())
-
-
-def _is_plain(module: nn.Module) -> bool:
-    return type(module).forward is nn.Linear.forward
 
 
 def _whole_length(cut: ModuleCut) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any
 
 from torch import nn
+
+from ...late_compiler import UncompiledFunction
 
 
 @cache
@@ -14,6 +17,22 @@ def with_front(front: type[Any], own: type[nn.Module]) -> type[Any]:
     return type(own.__name__, (front, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
 
 
+def uncompiled(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method that compilers do not look into: what it does over ranks they cannot compile."""
+    hidden = UncompiledFunction(method)
+
+    @wraps(method)
+    def call(self: object, *args: Any, **kwargs: Any) -> Any:
+        return hidden(self, *args, **kwargs)
+
+    return call
+
+
 def own_class(module: nn.Module) -> type[Any]:
     """Returns the class that a module was of before the last front came before it."""
     return type(module).__bases__[1]
+
+
+def is_plain(kind: type[Any]) -> bool:
+    """Whether modules of a class compute as torch's Linear does."""
+    return kind.forward is nn.Linear.forward

@@ -26,10 +26,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...mesh.collectives import Collectives
-from .fronts import own_class, with_front
+from .fronts import is_plain, own_class, uncompiled, with_front
 from .operators import gather_last, share_input, split_last, sum_outputs
 from .overlap import OverlappedInput
-from .part_randomness import PartRandomness
+from .part_randomness import Entrance, PartRandomness
 from .sequence.operators import scatter_sums, split_sequence
 from .styles import EVEN, Deal, Form, Style
 
@@ -114,6 +114,8 @@ class CutState:
         deal: rule by which the dim of its outputs (a column's) or inputs (a row's) is dealt.
         whole: length of that dim in the whole module.
         inputs: inputs that it shares with its siblings; of columns alone.
+        entrance: columns behind which ranks draw their own numbers, and the position of this one among them; None:
+            ranks go on as they do.
         randomness: random numbers between columns and rows of its block; None: nothing is drawn there.
         rows: rows of whole weights that this rank uses, of a column whose heads are fewer than the ranks.
         vocabulary: tokens [start, stop) that this rank has, of an embedding.
@@ -127,6 +129,7 @@ class CutState:
     deal: Deal = EVEN
     whole: int = 0
     inputs: SiblingInputs | None = None
+    entrance: tuple[Entrance, int] | None = None
     randomness: PartRandomness | None = None
     rows: tuple[int, int] | None = None
     vocabulary: tuple[int, int] = (0, 0)
@@ -136,13 +139,23 @@ class CutState:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CutState:
         """Returns the same cut for the copy; ranks are no part of a model."""
-        return replace(self, inputs=copy.deepcopy(self.inputs, memo), randomness=copy.deepcopy(self.randomness, memo))
+        inputs, entrance, randomness = copy.deepcopy((self.inputs, self.entrance, self.randomness), memo)
+        return replace(self, inputs=inputs, entrance=entrance, randomness=randomness)
 
 
 class _Cut:
     """What all cut modules have; stands before their own class."""
 
     _dsrun_tensor_cut: CutState
+
+    def __init_subclass__(cls) -> None:
+        """Has a compiled block be compiled around its cut modules."""
+        if "forward" in vars(cls):
+            cls.forward = uncompiled(cls.forward)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """See the classes of forms."""
+        raise NotImplementedError
 
     def extra_repr(self) -> str:
         """The module's own, and how it is cut."""
@@ -170,8 +183,7 @@ class _Column(_Cut):
             y = cut.inputs(own, input, lambda shared: self._own(shared, *args, **kwargs))
             if cut.style.gathers_output:
                 y = gather_last(y, cut.axis, whole=cut.whole, deal=cut.deal)
-        if cut.randomness is not None and not cut.style.gathers_output:
-            cut.randomness.enter()
+        _pass_column(cut)
         return y
 
 
@@ -183,7 +195,9 @@ class _RepeatedColumn(_Cut):
         assert cut.inputs is not None, "a column shares its inputs"
         assert cut.rows is not None, "it is used in part"
         own: Any = self
-        return cut.inputs(own, input, lambda shared: F.linear(shared, _rows(own, "weight"), _rows(own, "bias")))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+        y = cut.inputs(own, input, lambda shared: F.linear(shared, _rows(own, "weight"), _rows(own, "bias")))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+        _pass_column(cut)
+        return y
 
 
 class _Row(_Cut):
@@ -206,7 +220,7 @@ class _Row(_Cut):
             y = scatter_sums(y, cut.axis)
         else:
             # A Linear of a class of its own may have kept what it returns.
-            y = sum_outputs(y, cut.axis, in_place=bias is not None or own_class(own).forward is nn.Linear.forward)
+            y = sum_outputs(y, cut.axis, in_place=bias is not None or is_plain(own_class(own)))
         return y if bias is None else y + bias.to(y.dtype)  # under autocast a bias is of another one
 
 
@@ -317,6 +331,12 @@ def give_own_inputs(module: nn.Module) -> SiblingInputs | None:
 def cut_state_of(module: nn.Module) -> CutState | None:
     """Returns how a module is cut; None where it is whole."""
     return getattr(module, _STATE, None)
+
+
+def _pass_column(cut: CutState) -> None:
+    if cut.entrance is not None:
+        entrance, position = cut.entrance
+        entrance.pass_column(position)
 
 
 def _rows(column: Any, name: str) -> Tensor | None:

@@ -141,15 +141,24 @@ def summed(x: Tensor, axis: Collectives, *, label: str) -> Tensor:
 
 def part_of(x: Tensor, axis: Collectives, *, deal: Deal = EVEN) -> Tensor:
     """Returns this rank's part of the last dim, in memory of its own; no collective."""
-    found = deal.runs(x.shape[-1], rank=axis.rank, size=axis.size)
+    found = runs_of(deal, x.shape[-1], axis)
     pieces = [x.detach()[..., start:stop] for start, stop in found] or [x.detach()[..., :0]]
     return torch.cat(pieces, -1) if len(pieces) > 1 else pieces[0].clone(memory_format=torch.contiguous_format)
 
 
-def joined(x: Tensor, axis: Collectives, *, whole: int, deal: Deal = EVEN) -> Tensor:
+def joined(
+    x: Tensor, axis: Collectives, *, whole: int, deal: Deal = EVEN, label: str = "parts of a cut layer"
+) -> Tensor:
     """Returns the whole of which ranks have parts along the last dim; one all-gather, outside of autograd.
 
     Parts of unlike length are padded to the longest for the way.
+
+    Args:
+        x: this rank's part.
+        axis: ranks of the tensor axis.
+        whole: length of the last dim of the whole.
+        deal: the parts of the whole.
+        label: name of what is gathered, shown to observers of the wait.
     """
     places = [deal.runs(whole, rank=rank, size=axis.size) for rank in range(axis.size)]
     lengths = [sum(stop - start for start, stop in found) for found in places]
@@ -159,7 +168,7 @@ def joined(x: Tensor, axis: Collectives, *, whole: int, deal: Deal = EVEN) -> Te
     if lengths[axis.rank] < longest:
         mine = torch.nn.functional.pad(mine, (0, longest - lengths[axis.rank]))
     gathered = mine.new_empty((axis.size, *mine.shape))
-    axis.all_gather(gathered.view(-1), mine.contiguous().view(-1), label="parts of a cut layer").wait()
+    axis.all_gather(gathered.view(-1), mine.contiguous().view(-1), label=label).wait()
     if deal.parts == 1 and min(lengths) == longest:
         return torch.cat(list(gathered), -1)
     total = x.new_empty((*x.shape[:-1], whole))

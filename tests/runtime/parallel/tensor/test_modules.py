@@ -496,7 +496,8 @@ class Halved(nn.Linear):
         return super().forward(input) / 2
 
 
-def test_a_forward_of_a_subclass_and_hooks_work_as_before() -> None:
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_forward_of_a_subclass_and_hooks_work_as_before(overlaps: bool) -> None:
     class Own(MLP):
         def __init__(self) -> None:
             super().__init__()
@@ -505,7 +506,7 @@ def test_a_forward_of_a_subclass_and_hooks_work_as_before() -> None:
             self.up.register_forward_hook(lambda module, args, out: out * 2)
             self.down.register_forward_pre_hook(lambda module, args: (args[0] * 3,))
 
-    for found in compare(fp64(Own), MLP_PLAN, (seeded(2, WIDTH),), 2):
+    for found in compare(fp64(Own), MLP_PLAN, (seeded(2, WIDTH),), 2, overlaps=overlaps):
         assert found.worst < 1e-13
 
 
@@ -558,6 +559,17 @@ def test_dtypes_under_autocast_are_those_of_the_whole_module() -> None:
             return before, models[axis.rank](torch.ones(2, WIDTH)).dtype
 
     assert LoopbackWorld(2).run(body) == [(torch.bfloat16, torch.bfloat16)] * 2
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_gradients_under_autocast_are_those_of_the_whole_module(overlaps: bool) -> None:
+    def call(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x)
+
+    torch.manual_seed(2)
+    for found in compare(MLP(), MLP_PLAN, (seeded(4, WIDTH).float(),), 2, call=call, overlaps=overlaps):
+        assert found.worst < 0.02
 
 
 @pytest.mark.parametrize("exact", [False, True])
