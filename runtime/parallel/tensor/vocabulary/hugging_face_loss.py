@@ -5,9 +5,13 @@ out here; who cuts the output layer decides what happens elsewhere: the whole lo
 
 [Note: logits that are parts]
 The output layer gives this rank's logits, and only the loss knows what to do with them. So they stay parts in forwards
-alone that make a loss to train by: with labels, and with gradients on. Then the logits in the model's output are this
-rank's part of the vocabulary. In all others (generation, evaluation, a script with a loss of its own) they are gathered
-behind the output layer, and what the model or the script does with them is as ever.
+alone that make a loss to train by: with labels, and with gradients on. In all others (generation, evaluation, a script
+with a loss of its own) they are gathered behind the output layer, and what the model does with them is as ever.
+
+A script gets whole logits in either case. Where the outermost model returns, those in its output that are parts are
+replaced by whole ones that are gathered when the script first uses them, see [Note: logits gathered when used]: a
+script that uses the loss alone sends nothing, and all ranks of the axis have to use the logits alike. They are found by
+their length and by the graph: a model may scale what the output layer gives, or choose positions.
 
 [Note: what a forward does with logits]
 That a model has a loss function does not say that its forward calls it, nor that logits go there as they are: some mask
@@ -21,17 +25,20 @@ import ast
 import inspect
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from ..operators import gather_last
 from .cross_entropy import cut_cross_entropy
 from .part import VocabularyPart
+from .whole_logits import whole_when_used
 
 _LOSSES = "transformers.loss.loss_utils"
 #: Names of transformers' losses that end in a cross entropy over tokens, and whether they shift the labels.
@@ -47,8 +54,9 @@ _PARSING = threading.Lock()
 def cut_loss_of(model: nn.Module, part: VocabularyPart) -> bool:
     """Makes a Hugging Face model compute its loss from logits of which each rank has a part, where that can be.
 
-    The model's output layer must give this rank's part, from now on. See [Note: logits that are parts] for when the
-    logits in the model's output are parts. Losses have the values of transformers' with `ignore_index`, `shift_labels`
+    The model's output layer must give this rank's part, from now on. The logits in the model's output are whole; those
+    beside a loss to train by are gathered when they are first used, by all ranks of the part's axis alike, see
+    [Note: logits that are parts]. Losses have the values of transformers' with `ignore_index`, `shift_labels`
     and `num_items_in_batch`, and are the same on every rank.
 
     Args:
@@ -151,7 +159,7 @@ class CutLoss:
 
 
 class _PartsOfLogits:
-    """Which forwards leave logits cut, see [Note: logits that are parts].
+    """Which forwards leave logits cut, and what their callers get: see [Note: logits that are parts].
 
     Its methods are hooks, and a copy of the model has copies of them.
 
@@ -162,6 +170,7 @@ class _PartsOfLogits:
     def __init__(self, part: VocabularyPart) -> None:
         self._part = part
         self._for_loss: list[bool] = []
+        self._made_by: list[Node] = []  # nodes of the parts that the output layer has given
 
     def watch(self, owner: Any) -> None:
         """Looks at the labels that a model gets which makes a loss."""
@@ -170,7 +179,8 @@ class _PartsOfLogits:
 
     def gather_unless_for_loss(self, head: nn.Module, args: Any, logits: Tensor) -> Tensor:
         """Returns what the output layer gives: its part, or the whole."""
-        if any(self._for_loss):
+        if any(self._for_loss) and logits.grad_fn is not None:
+            self._made_by.append(logits.grad_fn)
             return logits
         return gather_last(logits, self._part.axis, whole=self._part.whole)
 
@@ -180,9 +190,48 @@ class _PartsOfLogits:
         has_labels = any(name in names and given.get(name) is not None for name in _LABELS)
         self._for_loss.append(has_labels and torch.is_grad_enabled())
 
-    def _leave(self, owner: nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, owner: nn.Module, args: Any, output: Any) -> Any:
         if self._for_loss:  # or an earlier hook has failed
             self._for_loss.pop()
+        if self._for_loss:
+            return None  # a model around it goes on with parts
+        made_by = set(self._made_by)
+        self._made_by.clear()
+        if not made_by:
+            return None
+        if isinstance(output, Tensor | MutableMapping | tuple | list):
+            return self._with_whole_logits(output, made_by)  # pyright: ignore[reportUnknownArgumentType]
+        self._with_whole_logits(getattr(output, "__dict__", {}), made_by)
+        return None
+
+    def _with_whole_logits(self, value: Any, made_by: Collection[Node]) -> Any:
+        """Returns an output with whole logits in the place of parts; what can be changed in place is."""
+        if isinstance(value, Tensor):
+            is_part = value.dim() and value.shape[-1] == self._part.tokens and _comes_from(value, made_by)
+            return whole_when_used(value, self._part) if is_part else value
+        if isinstance(value, MutableMapping):  # a ModelOutput sets its attributes too
+            entries: MutableMapping[Any, Any] = value
+            for key, item in list(entries.items()):
+                entries[key] = self._with_whole_logits(item, made_by)
+        elif isinstance(value, tuple | list):
+            items: list[Any] = [self._with_whole_logits(item, made_by) for item in value]  # pyright: ignore[reportUnknownVariableType]
+            kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
+            return kind(*items) if hasattr(kind, "_fields") else kind(items)
+        return value
+
+
+def _comes_from(tensor: Tensor, nodes: Collection[Node]) -> bool:
+    """Whether the graph of a tensor leads to one of some nodes."""
+    ahead = deque([tensor.grad_fn])
+    seen = {None, *ahead}
+    while ahead:
+        node = ahead.popleft()
+        if node in nodes:
+            return True
+        behind = {one for one, _ in node.next_functions} - seen if node is not None else set[Node]()
+        seen |= behind
+        ahead.extend(behind)
+    return False
 
 
 def _output_layer(model: nn.Module) -> nn.Module | None:

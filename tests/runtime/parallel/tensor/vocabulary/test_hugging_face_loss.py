@@ -16,12 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsrun.runtime.mesh.alone import AloneCollectives
+from dsrun.runtime.mesh.collectives import Traffic
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.parallel.tensor.operators import share_input
 from dsrun.runtime.parallel.tensor.vocabulary.hugging_face_loss import CutLoss, cut_loss_of, loss_obstacle
 from dsrun.runtime.parallel.tensor.vocabulary.part import VocabularyPart
+from dsrun.runtime.parallel.tensor.vocabulary.whole_logits import WholeLogits
 from support.decoder_families import NO_DECODER, configurations, tiny
 from support.decoder_families import VOCAB as FAMILY_VOCAB
+from support.inside_engine import mesh_of
+from support.llama import MICRO, TIME, Ended, on_threads
+from support.llama import tokens as tokens_of_engine
 
 transformers = pytest.importorskip("transformers")
 loss_utils = pytest.importorskip("transformers.loss.loss_utils")
@@ -102,9 +107,11 @@ def test_a_model_has_the_loss_and_the_gradients_of_the_whole_one(size: int, more
         model, part = models[axis.rank], part_of(axis)
         assert cut(model, part)
         output = model(**given)
-        assert output.logits.shape == (BATCH, LENGTH, part.tokens), "this rank's part"
+        assert output.logits.shape == (BATCH, LENGTH, VOCAB), "whole to the script, and not there yet"
         assert dict(axis.traffic.bytes) == {"all_reduce": 3 * 4 * BATCH * LENGTH}
+        before = axis.traffic.since(Traffic())
         output.loss.backward()
+        assert "all_gather" not in axis.traffic.since(before).calls
         return output.loss.detach()
 
     losses = LoopbackWorld(size).run(body)
@@ -141,6 +148,197 @@ def test_it_is_called_as_transformers_losses_are(loss: Any, dtype: torch.dtype, 
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0)
 
 
+def zloss(output: Any) -> Tensor:
+    loss: Tensor = output.loss + 0.1 * output.logits.logsumexp(-1).square().mean()
+    return loss
+
+
+def entropy(output: Any) -> Tensor:
+    log_p = output.logits[:, :-1].log_softmax(-1)
+    loss: Tensor = output.loss - 0.3 * (log_p.exp() * log_p).sum(-1).mean()
+    return loss
+
+
+def both_and_accuracy(output: Any) -> Tensor:
+    with torch.inference_mode():
+        right = (output.logits.argmax(-1) == tokens()).double().mean()
+    return (1.0 + right.clone()) * (zloss(output) + entropy(output))
+
+
+def squares(output: Any) -> Tensor:
+    loss: Tensor = output.logits.square().mean()
+    return loss
+
+
+def of_tuple(output: Any) -> Tensor:
+    return zloss(SimpleNamespace(loss=output[0], logits=output[1]))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("term", "more"),
+    [
+        (zloss, {}),
+        (entropy, {}),
+        (both_and_accuracy, {}),
+        (of_tuple, {"return_dict": False}),
+        (zloss, {"logits_to_keep": LENGTH}),
+        (zloss, {"output_hidden_states": True}),
+        (squares, {}),
+    ],
+)
+def test_terms_of_the_script_are_those_of_one_rank(
+    monkeypatch: pytest.MonkeyPatch, size: int, term: Callable[[Any], Tensor], more: dict[str, Any]
+) -> None:
+    # transformers computes its losses in fp32; this compares in fp64.
+    monkeypatch.setattr(Tensor, "float", Tensor.double)
+    whole = llama().double()
+    given = labelled(**more)
+    expected = term(whole(**given))
+    expected.backward()
+    expected = expected.detach()
+    models = [llama().double() for _ in range(size)]
+
+    def body(axis: LoopbackCollectives) -> Tensor:
+        model = models[axis.rank]
+        assert cut(model, part_of(axis))
+        total = torch.zeros((), dtype=torch.float64)
+        for _ in range(2):  # of accumulation
+            loss = term(model(**given)) / 2
+            loss.backward()
+            total += loss.detach()
+        assert axis.traffic.calls["all_gather"] == 2, "one for each output, however often it is used"
+        return total
+
+    for found in LoopbackWorld(size).run(body):
+        assert float(found) == pytest.approx(float(expected), rel=1e-12)
+    grads = [grads_of(model) for model in models]
+    for name, grad in grads_of(whole).items():
+        ours = torch.cat([one[name] for one in grads]) if name == "lm_head.weight" else grads[0][name]
+        torch.testing.assert_close(ours, grad, rtol=1e-12, atol=1e-12 * float(grad.abs().max()))
+
+
+@pytest.mark.parametrize("width", [16, 8])
+def test_what_is_as_long_as_a_part_and_no_logits_is_left_alone(width: int) -> None:
+    """Hidden states of 16, and two ranks with 16 tokens each; or 8 tokens, of which nothing is as long."""
+    models = [llama_of(2 * width) for _ in range(2)]
+    expected = llama_of(2 * width)(tokens() % (2 * width), output_hidden_states=True)
+
+    def body(axis: LoopbackCollectives) -> None:
+        model, given = models[axis.rank], tokens() % (2 * width)
+        assert cut(model, part_of(axis, 2 * width))
+        output = model(given, labels=given, output_hidden_states=True)
+        assert not any(isinstance(one, WholeLogits) for one in (*output.hidden_states, output.loss))
+        for found, right in zip(output.hidden_states, expected.hidden_states, strict=True):
+            torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(output.logits.detach() + 0, expected.logits.detach(), rtol=1e-6, atol=1e-7)
+
+    LoopbackWorld(2).run(body)
+
+
+def llama_of(vocab: int) -> Any:
+    model = llama()
+    torch.manual_seed(4)
+    model.lm_head = nn.Linear(16, vocab, bias=False)
+    model.config.vocab_size = vocab
+    return model
+
+
+def test_a_rank_without_tokens_and_half_precision_have_whole_logits_too() -> None:
+    models = [llama_of(2).bfloat16() for _ in range(3)]
+    given = {"input_ids": tokens(), "labels": tokens() % 2}
+    expected = llama_of(2).bfloat16()(**given)
+
+    def body(axis: LoopbackCollectives) -> None:
+        part, model = part_of(axis, 2), models[axis.rank]
+        assert part.tokens == (axis.rank < 2)
+        assert cut(model, part)
+        output = model(**given)
+        assert output.logits.shape == (BATCH, LENGTH, 2)
+        assert output.logits.dtype == torch.bfloat16
+        torch.testing.assert_close(output.logits.detach() + 0, expected.logits.detach())
+        zloss(output).backward()
+
+    LoopbackWorld(3).run(body)
+
+
+def test_under_autocast_a_term_of_the_script_is_that_of_one_rank() -> None:
+    models = [llama() for _ in range(2)]
+
+    def term(model: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return zloss(model(**labelled()))
+
+    expected = term(llama()).detach()
+
+    def body(axis: LoopbackCollectives) -> None:
+        assert cut(models[axis.rank], part_of(axis))
+        torch.testing.assert_close(term(models[axis.rank]).detach(), expected, rtol=1e-3, atol=0.0)
+
+    LoopbackWorld(2).run(body)
+
+
+class Inside(nn.Module):
+    """A model around one of transformers, with the loss and the output layer of that one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = llama()
+        self.loss_function: Any = CAUSAL
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.inner.lm_head  # pyright: ignore[reportReturnType]
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Any:
+        output = self.inner(input_ids, labels=labels)
+        logits = output["logits"]
+        return Answer(self.loss_function(logits, labels, VOCAB), (logits * 2.0, [None]))
+
+
+class Answer:
+    """An output of no known kind."""
+
+    def __init__(self, loss: Tensor, more: tuple[Any, ...]) -> None:
+        self.loss, self.more = loss, more
+
+
+def test_the_outermost_model_alone_hands_out_whole_logits() -> None:
+    models = [Inside() for _ in range(2)]
+    expected = Inside()(**labelled())
+
+    def body(axis: LoopbackCollectives) -> None:
+        model: Any = models[axis.rank]
+        assert cut(model, part_of(axis))
+        seen: list[Any] = []
+
+        def see(module: nn.Module, args: Any, output: Any) -> None:
+            seen.append(type(output.logits))
+
+        model.inner.register_forward_hook(see)
+        output = model(**labelled())
+        assert seen == [Tensor], "the loss around it is made of parts as well"
+        assert isinstance(output.more[0], WholeLogits)
+        torch.testing.assert_close(output.loss, expected.loss, rtol=2e-6, atol=0.0)
+        torch.testing.assert_close(output.more[0].detach() + 0, expected.more[0].detach(), rtol=1e-6, atol=1e-7)
+
+    LoopbackWorld(2).run(body)
+
+
+def test_frozen_models_have_whole_logits_at_once() -> None:
+    models = [llama() for _ in range(2)]
+    expected = llama()(**labelled()).loss.detach()
+
+    def body(axis: LoopbackCollectives) -> None:
+        assert cut(models[axis.rank], part_of(axis))
+        models[axis.rank].requires_grad_(False)
+        output = models[axis.rank](**labelled())
+        assert type(output.logits) is Tensor
+        assert output.logits.shape[-1] == VOCAB
+        torch.testing.assert_close(output.loss, expected, rtol=2e-6, atol=0.0)
+
+    LoopbackWorld(2).run(body)
+
+
 def test_without_labels_or_without_gradients_logits_are_whole() -> None:
     whole = llama()
     given = labelled()
@@ -156,9 +354,12 @@ def test_without_labels_or_without_gradients_logits_are_whole() -> None:
             output = model(**given)
         torch.testing.assert_close(output.logits, expected.logits, rtol=1e-6, atol=1e-7)
         torch.testing.assert_close(output.loss, expected.loss, rtol=1e-6, atol=0.0)
-        by_place = model(given["input_ids"], None, None, None, None, given["labels"])
-        assert by_place.logits.shape[-1] == part_of(axis).tokens
-        assert model(given["input_ids"], shift_labels=given["labels"]).logits.shape[-1] == VOCAB, "no loss is made"
+        before = axis.traffic.since(Traffic())
+        assert model(given["input_ids"], None, None, None, None, given["labels"]).logits.shape[-1] == VOCAB
+        assert "all_gather" not in axis.traffic.since(before).calls
+        before = axis.traffic.since(Traffic())
+        assert model(given["input_ids"], shift_labels=given["labels"]).logits.shape[-1] == VOCAB
+        assert axis.traffic.since(before).calls["all_gather"] == 1, "no loss is made, and the model may use them"
 
     LoopbackWorld(2).run(body)
 
@@ -386,7 +587,7 @@ def test_a_model_around_the_one_with_the_output_layer_has_its_loss_cut_too() -> 
         model = copy.deepcopy(whole)
         assert cut(model, part_of(axis))
         output = model(x, labels=labels)
-        assert output.logits.shape[-1] == part_of(axis).tokens
+        assert output.logits.shape[-1] == VOCAB
         torch.testing.assert_close(output.loss, expected, rtol=1e-6, atol=0.0)
         inner = model.language_model(x, labels)
         torch.testing.assert_close(inner.loss, expected, rtol=1e-6, atol=0.0)
@@ -434,3 +635,57 @@ def test_every_family_has_the_loss_of_whole_logits_or_a_reason_why_they_are_gath
         "InklingTextConfig": "the forward of InklingForCausalLM has `logits[..., :unpadded_vocab_size]`"
     }
     assert len(cut_ones) >= 80
+
+
+def gathered_in_a_step(term: Callable[[Any], Tensor], tensor: int = 2, **more: Any) -> tuple[list[int], Ended]:
+    """Returns the bytes that all-gathers over the tensor axis moved in the second step's forwards, and results."""
+
+    def body(engine: Any, data_rank: int) -> tuple[list[int], Ended]:
+        traffic, found, ended = mesh_of(engine).tensor.traffic, list[int](), Ended()
+        engine.module.config.use_cache = False  # recomputed blocks would add to it twice
+        for step in range(2):
+            for micro in range(engine.gradient_accumulation_steps()):
+                given = tokens_of_engine(step, micro, data_rank)[:, :TIME] % VOCAB
+                before = traffic.since(Traffic())
+                loss = term(engine(input_ids=given, labels=given))
+                found.append(traffic.since(before).bytes["all_gather"])
+                engine.backward(loss)
+                engine.step()
+                ended.losses.append(loss.item())
+            ended.norms.append(engine.get_global_grad_norm())
+        return found[-2:], ended
+
+    ranks: list[tuple[list[int], Ended]] = on_threads(tensor, tensor, body, make=llama, **more)
+    assert all(one[1].losses == ranks[0][1].losses for one in ranks)
+    return ranks[0]
+
+
+LOGITS = 4 * MICRO * TIME * 2 * 22  # bytes of fp32 in two parts of the vocabulary
+ENGINES: list[dict[str, Any]] = [
+    {"stage": 0},
+    {"stage": 3},
+    {"stage": 3, "activation_checkpointing": {"policy": "every_block"}},
+    {"stage": 1, "bf16": {"enabled": True}},
+    {"stage": 0, "tensor_parallel": {"sequence_parallel": True}},
+]
+
+
+@pytest.mark.parametrize("more", ENGINES)
+def test_an_engine_gathers_logits_where_the_script_uses_them_and_not_else(more: dict[str, Any]) -> None:
+    silent, _ = gathered_in_a_step(lambda output: output.loss, **more)
+    used, ended = gathered_in_a_step(zloss, **more)
+    whole = {key: value for key, value in more.items() if key != "tensor_parallel"}
+    _, expected = gathered_in_a_step(zloss, 1, **whole)
+    of_logits = LOGITS // (2 if "bf16" in more else 1)
+    assert [after - before for before, after in zip(silent, used, strict=True)] == [of_logits] * 2
+    if "tensor_parallel" not in more:  # slices of the sequence are gathered in a forward
+        assert silent == [0, 0]
+    rel = 2e-2 if "bf16" in more else 1e-5
+    assert ended.losses == pytest.approx(expected.losses, rel=rel)
+    assert ended.norms == pytest.approx(expected.norms, rel=10 * rel)
+
+
+def test_the_config_says_that_a_loss_is_of_whole_logits() -> None:
+    section = {"vocab_parallel_lm_head": False}
+    assert gathered_in_a_step(lambda output: output.loss, stage=0)[0] == [0, 0]
+    assert gathered_in_a_step(lambda output: output.loss, stage=0, tensor_parallel=section)[0] == [LOGITS] * 2
