@@ -18,7 +18,7 @@ from dsrun.errors import ModelError
 
 from ...protocols import StateEntry
 from ..algorithms.eight_bit import scales_entry
-from ..structure.base import TensorInfo, elementwise_entries
+from ..structure.base import TensorInfo, elementwise_entries, first_names
 from ..structure.codes import BLOCK, CodeTable, dynamic_table
 from ..structure.runs import Run
 from .format import CODES, SCALES, StateFormat
@@ -126,13 +126,13 @@ def check_coded_parts(form: StateFormat, tensors: Iterable[TensorInfo]) -> None:
     """Refuses states in codes of tensors that are cut over ranks.
 
     Raises:
-        ModelError: naming the tensors.
+        ModelError: naming the first of them.
     """
     names = cut_tensors(tensors) if form.is_coded else []
     if names:
         raise ModelError(
             f"optimizer: states in {form.name} (`zero_optimization.offload_optimizer.state_format`) are coded by "
-            "blocks of whole tensors, and ranks have parts of " + ", ".join(f"`{name}`" for name in names),
+            f"blocks of whole tensors, and ranks have parts of {first_names(names)}",
             hint="set `state_format` to bf16 or leave it out",
         )
 

@@ -32,6 +32,9 @@ from ...protocols import Holders, OwnedRange, StateEntry
 from .exact_sums import TermRanks
 from .runs import Run
 
+#: Names of tensors that a message has.
+_NAMED = 3
+
 #: Elements that one pass works on: 128 KiB of each fp32 state stay in a core's cache from operation to operation.
 _CPU_CHUNK = 1 << 15
 #: On a GPU a chunk bounds temporary memory only.
@@ -312,7 +315,7 @@ def check_whole(optimizer: StructuredOptimizer, tensors: Sequence[TensorInfo]) -
     """Refuses tensors that are cut over ranks and that an optimizer must see whole.
 
     Raises:
-        ModelError: naming all of them.
+        ModelError: naming the first of them.
     """
     names = [
         info.name for info in tensors if info.whole.is_cut and not optimizer.takes_parts(info.name, info.whole.shape)
@@ -320,9 +323,15 @@ def check_whole(optimizer: StructuredOptimizer, tensors: Sequence[TensorInfo]) -
     if names:
         raise ModelError(
             f"optimizer: {type(optimizer).__name__} must see whole tensors, and ranks have parts of "
-            + ", ".join(f"`{name}`" for name in names),
+            + first_names(names),
             hint="use an optimizer that updates each element by itself, such as AdamW, or leave these tensors whole",
         )
+
+
+def first_names(names: Sequence[str]) -> str:
+    """Returns the first names for a message, and how many there are besides."""
+    more = f" and {len(names) - _NAMED} more" if names[_NAMED:] else ""
+    return ", ".join(f"`{name}`" for name in names[:_NAMED]) + more
 
 
 def with_gap(piece: ShardPiece, run: Run) -> int:

@@ -5,17 +5,31 @@ Cuts nothing.
 
 from __future__ import annotations
 
+import inspect
+import re
 from dataclasses import dataclass, field
+from functools import cache
 
 from torch import nn
 
 from dsrun.errors import Problem
 
 from ...mesh.collectives import Collectives
+from .fronts import is_plain
 from .heads import GROUP_SIZE, Heads, heads_of
 from .styles import EVEN, Deal, Form, ModelPlan, Style, cut_dim
 
 _HINT = "name a style that fits in `tensor_parallel.partition_config`, or `skip` it"
+_TIE_HINT = (
+    "give both names rules of `tensor_parallel.partition_config` that cut the same dim alike (an Embedding's row and a "
+    "Linear's column cut the vocabulary), or `skip` both"
+)
+_USE_HINT = (
+    'leave it whole by a rule with "partition_type": "skip" in `tensor_parallel.partition_config`, or call a module '
+    "that has the weight: a Linear with `lm_head.weight = embed.weight` is cut with the embedding"
+)
+#: What of a weight is the same for a part of it.
+_OF_ANY_PART = r"\.(?:dtype|device|requires_grad|is_cuda|ndim|dim\()"
 
 
 @dataclass(slots=True)
@@ -59,6 +73,7 @@ class Survey:
             seen.add(id(module))
             self._look(name, module, style)
         self._check_tied()
+        self._check_uses()
         for name, attributes in plan.attributes.items():
             for attribute in attributes:
                 self._divide(name, attribute)
@@ -119,8 +134,8 @@ class Survey:
         if is_other or not isinstance(weight, nn.Parameter) or weight.dim() != 2:
             self._refuse(name, module, f"is no Linear, and is to be cut as {style.form.value}")
             return False
-        is_plain = type(module).forward is nn.Linear.forward
-        if style.form is Form.ROW and getattr(module, "bias", None) is not None and not is_plain:
+        has_bias = getattr(module, "bias", None) is not None
+        if style.form is Form.ROW and has_bias and not is_plain(type(module)):
             self._refuse(name, module, "has a forward of its own, which adds the bias once a rank")
             return False
         if style.gathers_output or style.splits_input:
@@ -162,7 +177,7 @@ class Survey:
         is_queries = isinstance(head_dim, int) and head_dim and length // head_dim == heads.queries
         if is_queries and heads.queries != heads.keys:
             return ()
-        if rest or cut.style.parts != 1 or type(module).forward is not nn.Linear.forward:
+        if rest or cut.style.parts != 1 or not is_plain(type(module)):
             self._refuse(
                 name,
                 module,
@@ -206,7 +221,7 @@ class Survey:
         known = self.params.get(id(param))
         if known is not None and (known.dim, known.deal) != (dim, given):
             other = known.names[0]
-            self._refuse(full, module, f"is one weight with `{other}`, which is cut in another way")
+            self._refuse(full, module, f"is one weight with `{other}`, which is cut in another way", _TIE_HINT)
         if known is None:
             self.params[id(param)] = ParamCut(param, [full], dim, given)
         else:
@@ -220,7 +235,25 @@ class Survey:
                 cut, full = self.params.get(id(param)), _join(name, key)
                 if cut is not None and full not in cut.names:
                     reason = f"is one weight with `{cut.names[0]}`, which is cut, and stays whole itself"
-                    self._refuse(full, module, reason)
+                    self._refuse(full, module, reason, _TIE_HINT)
+
+    def _check_uses(self) -> None:
+        """Refuses a cut weight that a forward reads past its module, as `F.linear(x, self.embed.weight)` does.
+
+        Only the text of forwards is read, for attributes of `self`.
+        """
+        for name in [name for cut in self.params.values() for name in cut.names]:
+            path = name.split(".")
+            for depth in range(len(path) - 2, -1, -1):
+                if path[depth].isdigit():
+                    break  # a list's: no text has its number
+                around = module_at(self._model, ".".join(path[:depth]))
+                read = None if around is None else _read_in(type(around), ".".join(path[depth:]))
+                if read is not None:
+                    reason = f"is cut, and the forward of {type(around).__name__} uses `{read}` by itself, a part here"
+                    owner = module_at(self._model, parent_of(name))
+                    assert owner is not None, "it has the parameter"
+                    self._refuse(name, owner, reason, _USE_HINT)
 
     def _has_cut_inside(self, name: str) -> bool:
         return any(key.startswith(f"{name}.") for key in (*self._plan.modules, *self._plan.parameters))
@@ -255,6 +288,19 @@ def module_at(model: nn.Module, name: str) -> nn.Module | None:
 def parent_of(name: str) -> str:
     """Returns the qualified name of the module around another one; empty for the model."""
     return name.rpartition(".")[0]
+
+
+@cache
+def _read_in(kind: type[nn.Module], attribute: str) -> str | None:
+    """Returns how the forward of a class reads the values of an attribute by its text; None where it does not."""
+    forward = inspect.unwrap(kind.forward)
+    try:
+        text = inspect.getsource(forward)
+    except (OSError, TypeError):
+        return None  # no text: what happens is seen by the comparison of the first forward
+    read = f"{next(iter(inspect.signature(forward).parameters), 'self')}.{attribute}"
+    is_read = re.search(rf"(?<!isinstance\()\b{re.escape(read)}\b(?!{_OF_ANY_PART}|\s+is\b)", text)
+    return None if is_read is None else read
 
 
 def _join(prefix: str, name: str) -> str:

@@ -171,7 +171,10 @@ def _check_cut_are_trained(model: nn.Module, cuts: Cuts) -> None:
         placement = placement_of(param, cuts)
         if placement.cut_over and not is_trained(param):
             state = "in no optimizer group" if param.requires_grad else "frozen"
-            hint = "let the optimizer have it, in a group with lr 0 if it is to stay as it is; or leave it uncut"
+            hint = (
+                "frozen layers (as under LoRA) cannot be cut yet: train them, in a group with lr 0 if they are to "
+                "stay as they are; or leave them whole"
+            )
             problems.append(Problem(f"model: {are_cut([name], placement)}, and {state}", hint))
     if problems:
         raise ModelError.of(problems)

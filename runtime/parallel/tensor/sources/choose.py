@@ -1,20 +1,19 @@
 """Which source of a plan counts for a model.
 
 What a user wrote comes first: `partition_config`, then `preset_model`. Then what the model brings along, then the rules
-of a known model of its type, then the names of layers. No plan is believed, see `check.py`.
+of a known model of its type, then the names of layers. No plan is believed, see `comparison/`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
 from torch import nn
 
 from dsrun.config.sections.parallel import PartitionConfig, TensorParallel
-from dsrun.errors import ModelError
+from dsrun.errors import ModelError, Problem
 
 from ....stacks import find_stacks
 from ..styles import Form, ModelPlan
@@ -36,12 +35,14 @@ def find_plan(model: nn.Module, section: TensorParallel, size: int) -> ModelPlan
         size: ranks that share a layer.
 
     Raises:
-        ModelError: there is no plan for the model, or a rule of one fits no layer; the hint has rules to fill in.
+        ModelError: there is no plan for the model, or a rule of one fits no layer; the hint has rules to look through.
+            Or a layer outside of the repeated blocks gives or takes parts, and no other does.
     """
     rules = section.partition_config or PartitionConfig()
     plan = _written(model, section, rules) or _found(model)
     if plan is None or not any(style.form in _CUTTING for style in plan.modules.values()):
         raise _nothing(model, size, None if plan is None else plan.source)
+    _check_pairs(model, plan)
     if section.vocab_parallel_lm_head:
         plan = cut_output_layer(model, plan, rules.lm_head_patterns)
     return align_ties(model, plan)
@@ -76,15 +77,47 @@ def _found(model: nn.Module) -> ModelPlan | None:
 
 def _is_of_blocks(model: nn.Module, plan: ModelPlan) -> bool:
     """Whether a plan cuts something in the repeated blocks of a model; true of a model that has none."""
-    blocks = [f"{name}." for stack in find_stacks(model, skip=lambda _: False) for name, _ in stack.blocks]
+    blocks = _blocks_of(model)
     cut = [name for name, style in plan.modules.items() if style.form in _CUTTING]
-    return not blocks or any(name.startswith(tuple(blocks)) for name in cut)
+    return not blocks or any(name.startswith(blocks) for name in cut)
+
+
+def _check_pairs(model: nn.Module, plan: ModelPlan) -> None:
+    """Refuses layers outside of the repeated blocks that give parts which none there takes, or take what none gives.
+
+    Where a model has no repeated blocks nothing is said: all of its layers are outside.
+    """
+    blocks = _blocks_of(model)
+    outside = {name: style for name, style in plan.modules.items() if not name.startswith(blocks)} if blocks else {}
+    gives = [name for name, one in outside.items() if one.form in (Form.COLUMN, Form.HIDDEN) and not one.gathers_output]
+    takes = [name for name, one in outside.items() if one.form is Form.ROW and not one.splits_input]
+    if bool(gives) == bool(takes):
+        return
+    said = (
+        "gives each rank a part of its outputs, and no row takes them"
+        if gives
+        else ("takes a part of its inputs on each rank, and no column gives them")
+    )
+    hint = f'in `{_RULES}`, let it be a "column" with "gather_output": true, which gives whole outputs, or "skip" it'
+    raise ModelError.of(
+        [
+            Problem(
+                f"model: `{name}` ({type(model.get_submodule(name)).__name__}) {said} (plan of {plan.source})", hint
+            )
+            for name in gives or takes
+        ]
+    )
+
+
+def _blocks_of(model: nn.Module) -> tuple[str, ...]:
+    """Returns what the names of modules in repeated blocks begin with."""
+    return tuple(f"{name}." for stack in find_stacks(model, skip=lambda _: False) for name, _ in stack.blocks)
 
 
 def _nothing(model: nn.Module, size: int, source: str | None) -> ModelError:
     """Returns the error of a model that nothing says how to cut, with rules to fill in."""
-    kinds = list(dict.fromkeys(_layers_in(model)))
-    names = ", ".join(f"`{name}`" for name, _ in kinds[:4]) + (", ..." if kinds[4:] else "")
+    kinds = _layers_in(model)
+    names = ", ".join(f"`{name}`" for name in [*kinds][:4]) + (", ..." if len(kinds) > 4 else "")
     kind = type(model).__name__
     if not kinds:
         what = f"the model ({kind}) has no Linear in a repeated block"
@@ -96,10 +129,12 @@ def _nothing(model: nn.Module, size: int, source: str | None) -> ModelError:
     if conv:
         layers = ", ".join(f"`{name}`" for name in conv)
         what += f"; {layers} are Conv1D, whose weights are [inputs, outputs], which is not built yet"
-    specs = [{"patterns": [_pattern(name)], "partition_type": guess} for name, guess in kinds[:_MOST_LAYERS]]
-    more = f"; and so on for {len(kinds) - _MOST_LAYERS} more" if kinds[_MOST_LAYERS:] else ""
+    shown = [*kinds.items()][:_MOST_LAYERS]
+    specs = [{"patterns": [_pattern(name)], "partition_type": guess} for name, guess in shown]
+    more = f"; and so on for {len(kinds) - _MOST_LAYERS} more" if len(kinds) > _MOST_LAYERS else ""
     hint = (
-        "say what is a column and what the row behind it, as "
+        "say what is a column and what the row behind it; the types here are guesses from names, lengths and order, to "
+        "be looked at: "
         f'"tensor_parallel": {{"autotp_size": {size}, "partition_config": {json.dumps({"layer_specs": specs})}}}{more}'
         if kinds
         else 'leave out "tensor_parallel"'
@@ -107,13 +142,14 @@ def _nothing(model: nn.Module, size: int, source: str | None) -> ModelError:
     return ModelError(f"model: cannot be cut over {size} ranks: {what}", hint=hint)
 
 
-def _layers_in(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yields the Linears of blocks, with `*` for their numbers, and what each is likely to be."""
+def _layers_in(model: nn.Module) -> dict[str, str]:
+    """Returns the Linears of blocks, with `*` for their numbers, and what each is likely to be."""
+    found: dict[str, str] = {}
     for stack in find_stacks(model, skip=lambda _: False):
         for name, block in stack.blocks:
-            for one in heuristics.linears_of(block, name):
-                generic = ".".join("*" if part.isdigit() else part for part in one.name.split("."))
-                yield generic, heuristics.kind_of(one.role) or "skip"
+            for one, kind in heuristics.guesses_in(block, name).items():
+                found.setdefault(".".join("*" if part.isdigit() else part for part in one.split(".")), kind)
+    return found
 
 
 def _pattern(name: str) -> str:

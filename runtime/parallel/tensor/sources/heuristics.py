@@ -116,6 +116,28 @@ def kind_of(role: str) -> str | None:
     return "column" if role in _COLUMNS else "row" if role in _ROWS else None
 
 
+def guesses_in(block: nn.Module, name: str) -> dict[str, str]:
+    """Returns what each Linear of a block may be, for a person to look at: "column", "row" or "skip", by its name.
+
+    Names count first. A module's Linears whose names say nothing may be the column in front of its row and the row
+    behind its column: the first of them, and the last, if the one gives as much as the other takes.
+
+    Args:
+        block: the block.
+        name: its qualified name.
+    """
+    linears = linears_of(block, name)
+    found = {one.name: kind_of(one.role) or "skip" for one in linears}
+    for parent in dict.fromkeys(one.parent for one in linears):
+        beside = [one for one in linears if one.parent == parent]
+        unknown = [one for one in beside if found[one.name] == "skip"]
+        column = [*(one for one in beside if found[one.name] == "column"), *unknown][:1]
+        row = [*unknown, *(one for one in beside if found[one.name] == "row")][-1:]
+        if column and row and column != row and column[0].outputs == row[0].inputs:
+            found[column[0].name], found[row[0].name] = "column", "row"
+    return found
+
+
 def _role(name: str) -> str:
     parts = [part for part in name.lower().split(".") if not part.isdigit()]
     return "intermediate.dense" if parts[-2:] == ["intermediate", "dense"] else parts[-1]

@@ -5,6 +5,8 @@ A weight of two modules is one parameter, so both are cut alike or both are whol
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,9 +15,12 @@ from torch import nn
 
 from dsrun.errors import ModelError
 
+from ....stacks import find_stacks
 from ..styles import GATHERED_COLUMN, SPLIT_ROW, WHOLE, Form, ModelPlan, Style
 
 _KEY = "tensor_parallel.vocab_parallel_lm_head"
+_PATTERNS = "tensor_parallel.partition_config.lm_head_patterns"
+_SPECS = "tensor_parallel.partition_config.layer_specs"
 
 
 def cut_output_layer(model: nn.Module, plan: ModelPlan, patterns: Sequence[str]) -> ModelPlan:
@@ -50,11 +55,27 @@ def find_output_layer(model: nn.Module, patterns: Sequence[str]) -> str:
     found = found or [name for name, _ in linears if name.rpartition(".")[2] in patterns]
     if len(found) == 1:
         return found[0]
-    has = f"{len(found)} output layers: {', '.join(f'`{name}`' for name in found)}"
-    raise ModelError(
-        f"`{_KEY}` is true, and the model has {has if found else 'no output layer that is a Linear of its own'}",
-        hint=f"write its name in `tensor_parallel.partition_config.lm_head_patterns`, or leave out `{_KEY}`",
-    )
+    raise ModelError(f"`{_KEY}` is true, and the model has {_count(found, patterns)}", hint=_hint(model, found))
+
+
+def _count(found: Sequence[str], patterns: Sequence[str]) -> str:
+    if found:
+        return f"{len(found)} output layers: " + ", ".join(f"`{name}`" for name in found)
+    return "no Linear called " + " or ".join(f"`{pattern}`" for pattern in patterns)
+
+
+def _hint(model: nn.Module, found: Sequence[str]) -> str:
+    """Returns how to say which Linear it is: by a last part of a name that no other has, where there is one."""
+    blocks = tuple(f"{name}." for stack in find_stacks(model, skip=lambda _: False) for name, _ in stack.blocks)
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    last = Counter(name.rpartition(".")[2] for name in linears)
+    choices = [name for name in found or linears if not name.startswith(blocks)]
+    ends = list(dict.fromkeys(end for name in choices if last[end := name.rpartition(".")[2]] == 1))
+    if ends:
+        return f"write which one it is: `{_PATTERNS}`: {json.dumps(ends[-1:])}, or leave out `{_KEY}`"
+    if choices:
+        return f'leave out `{_KEY}`, and cut one by a rule of `{_SPECS}`, a "column" with "gather_output": true'
+    return f"leave out `{_KEY}`: a Linear outside of the repeated blocks would make the logits"
 
 
 def align_ties(model: nn.Module, plan: ModelPlan) -> ModelPlan:

@@ -19,6 +19,8 @@ from dsrun.errors import ModelError, Problem
 from ..styles import COLUMN, GATHERED_COLUMN, ROW, WHOLE, Form, ModelPlan, Style
 from .attributes import attributes_of
 
+#: Numbers of equal parts that a hint names.
+_COUNTS = (2, 3, 4)
 _HINT = "see `dsrun config explain tensor_parallel.partition_config.layer_specs.shape`"
 
 
@@ -62,7 +64,8 @@ def plan_of(model: nn.Module, specs: Sequence[LayerSpec], *, source: str, strict
                 style = _style(spec, tuple(param.shape), is_embedding=isinstance(module, nn.Embedding))
             except ValueError as error:
                 shape = list(param.shape)
-                problems.append(Problem(f"model: `{full}` is {shape}, and its rule of {source} {error}", _HINT))
+                hint = _HINT if isinstance(module, nn.Embedding) else _fitting(spec, shape)
+                problems.append(Problem(f"model: `{full}` is {shape}, and its rule of {source} {error}", hint))
                 continue
             if is_of_experts:
                 modules[name], parameters[full] = Style(Form.EXPERTS), style
@@ -162,6 +165,23 @@ def _parts(spec: LayerSpec, shape: tuple[int, ...], *, is_row: bool) -> int | tu
     outer = 1 if is_row else prod(lengths[:dim])
     found = [one * inner for one in each] * outer
     return len(found) if len(set(found)) == 1 else tuple(found)
+
+
+def _fitting(spec: LayerSpec, shape: Sequence[int]) -> str:
+    """Returns a hint with shapes that a rule may have for a weight."""
+    is_row = spec.partition_type == "row"
+    length = shape[-1 if is_row else -2]
+
+    def written(item: int | list[int]) -> str:
+        return str([-1, item] if is_row else [item, -1])
+
+    counts = [count for count in _COUNTS if length % count == 0]
+    equal = f"{', '.join(written(count) for count in counts)} for equal parts side by side; " if counts else ""
+    unlike = written([length - length // 3, length // 3])
+    return (
+        f'of its {length} {"inputs" if is_row else "outputs"} these are a "shape", without `partition_dim`: {equal}'
+        f"{unlike} for lengths of your own that add up to {length}; none where nothing stands side by side; {_HINT}"
+    )
 
 
 def _filled(view: Sequence[int | tuple[int, ...]], dim: int, outputs: int, inputs: int) -> list[int]:

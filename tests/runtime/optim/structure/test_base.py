@@ -16,6 +16,7 @@ from dsrun.runtime.optim.algorithms.eight_bit import Adam8bit, Lion8bit
 from dsrun.runtime.optim.algorithms.lamb import Lamb
 from dsrun.runtime.optim.algorithms.lion import Lion
 from dsrun.runtime.optim.algorithms.muon import Muon
+from dsrun.runtime.optim.structure.base import first_names
 from support.shards import UNITS, assert_same, train_shards
 
 MAKERS: dict[str, Callable[[Any], optim.Optimizer]] = {
@@ -110,3 +111,8 @@ def test_what_is_not_fp32_is_refused_by_name() -> None:
 
 def test_the_units_of_these_tests_have_odd_sizes() -> None:
     assert any(torch.Size(shape).numel() % 64 for unit in UNITS for _, shape in unit)
+
+
+def test_a_message_has_the_first_names_and_how_many_more() -> None:
+    assert first_names(["a", "b", "c"]) == "`a`, `b`, `c`"
+    assert first_names([*"abcdefg"]) == "`a`, `b`, `c` and 4 more"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,7 +120,7 @@ def test_the_output_layer_is_cut_where_the_config_wants_it(tied: bool) -> None:
     modules = find_plan(model, section_of(vocab_parallel_lm_head=True), 2).modules
     assert modules["lm_head"] == GATHERED_COLUMN
     assert modules.get("embed") == (Style(Form.VOCABULARY) if tied else None)
-    with pytest.raises(ModelError, match="the model has no output layer"):
+    with pytest.raises(ModelError, match="the model has no Linear called `lm_head` or `embed_out`"):
         find_plan(model.layers[0], section_of(vocab_parallel_lm_head=True, partition_config=RULES), 2)
 
 
@@ -132,11 +133,11 @@ def test_a_model_without_a_plan_is_refused_with_rules_that_load_and_cut_it() -> 
         "`layers.*.self_attn.mix`, `layers.*.self_attn.wo`, `layers.*.self_attn.blend_1`"
     )
     hint = error.value.hint or ""
+    assert "the types here are guesses from names, lengths and order, to be looked at" in hint
     written = json.loads("{" + hint[hint.index('"tensor_parallel"') :] + "}")["tensor_parallel"]
     assert written["autotp_size"] == 2
     specs = written["partition_config"]["layer_specs"]
-    assert [spec["partition_type"] for spec in specs] == ["skip", "row", "skip"]
-    specs[0]["partition_type"] = "column"
+    assert [spec["partition_type"] for spec in specs] == ["column", "row", "skip"]
     plan = find_plan(model, section_of(**written), 2)
     assert plan.modules["layers.0.self_attn.mix"] == COLUMN
     assert plan.modules["layers.1.self_attn.wo"] == ROW
@@ -154,6 +155,80 @@ def test_rules_that_cut_nothing_are_refused_with_the_layers_that_there_are() -> 
     )
     with pytest.raises(ModelError, match=r'`tensor_parallel.preset_model` "bloom" cuts no layer of the model'):
         find_plan(model_of(), section_of(preset_model="bloom"), 2)
+
+
+class Wide(nn.Module):
+    """Linears whose names say nothing, with lengths."""
+
+    def __init__(self, *lengths: int) -> None:
+        super().__init__()
+        for place, (inputs, outputs) in enumerate(pairwise(lengths)):
+            self.add_module(["alpha", "beta", "gamma"][place], nn.Linear(inputs, outputs))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "guesses"),
+    [
+        ((8, 32, 8), ["column", "row"]),
+        ((8, 8, 8, 8), ["column", "skip", "row"]),
+        ((8, 32, 16, 8), ["skip", "skip", "skip"]),
+        ((8, 8), ["skip"]),
+    ],
+)
+def test_layers_whose_names_say_nothing_are_guessed_by_length_and_order(lengths: Any, guesses: list[str]) -> None:
+    model = nn.ModuleDict({"layers": nn.ModuleList(Wide(*lengths) for _ in range(2))})
+    with pytest.raises(ModelError) as error:
+        find_plan(model, section_of(), 2)
+    hint = error.value.hint or ""
+    written = json.loads("{" + hint[hint.index('"tensor_parallel"') :] + "}")["tensor_parallel"]
+    assert [spec["partition_type"] for spec in written["partition_config"]["layer_specs"]] == guesses
+
+
+def rules_with(*more: dict[str, Any]) -> dict[str, Any]:
+    blocks = [
+        {"patterns": [".*\\.[qkv]_proj\\."], "partition_type": "column"},
+        {"patterns": [".*\\.o_proj\\."], "partition_type": "row"},
+    ]
+    return {"layer_specs": [*blocks, *more]}
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ({"partition_type": "row"}, "takes a part of its inputs on each rank, and no column gives them"),
+        ({"partition_type": "column"}, "gives each rank a part of its outputs, and no row takes them"),
+        ({"partition_type": "column", "gather_output": True}, None),
+        ({"partition_type": "skip"}, None),
+    ],
+)
+@pytest.mark.parametrize("check", [True, False])
+def test_an_output_layer_that_gives_or_takes_parts_is_refused_with_the_way_out(
+    rule: dict[str, Any], said: str | None, check: bool
+) -> None:
+    section = section_of(partition_config=rules_with({"patterns": ["lm_head"], **rule}), check=check)
+    if said is None:
+        find_plan(model_of(), section, 2)
+        return
+    with pytest.raises(ModelError) as error:
+        find_plan(model_of(), section, 2)
+    assert str(error.value) == f"model: `lm_head` (Linear) {said} (plan of `tensor_parallel.partition_config`)"
+    assert error.value.hint == (
+        'in `tensor_parallel.partition_config`, let it be a "column" with "gather_output": true, which gives whole '
+        'outputs, or "skip" it'
+    )
+
+
+def test_a_pair_outside_of_blocks_and_models_without_blocks_are_as_the_rules_say() -> None:
+    model = model_of()
+    with torch.device("meta"):
+        model.add_module("before", nn.Linear(8, 8))
+    pair = [
+        {"patterns": ["before"], "partition_type": "column"},
+        {"patterns": ["lm_head"], "partition_type": "row"},
+    ]
+    assert find_plan(model, section_of(partition_config=rules_with(*pair)), 2).modules["lm_head"] == ROW
+    alone = nn.ModuleDict({"part": Attention()})
+    assert find_plan(alone, section_of(partition_config=RULES), 2).modules == {"part.o_proj": ROW}
 
 
 def test_weights_that_are_laid_out_the_other_way_are_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,13 +89,70 @@ def test_it_is_cut_over_the_vocabulary_whatever_the_plan_says() -> None:
     assert plan.modules == {"up": COLUMN, "lm_head": GATHERED_COLUMN}
 
 
-def test_no_output_layer_or_several_are_refused() -> None:
-    key = "`tensor_parallel.vocab_parallel_lm_head` is true, and the model has"
+class Block(nn.Module):
+    """One layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 4)
+
+
+class Stack(nn.Module):
+    """Two blocks, and layers around them."""
+
+    def __init__(self, **more: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+        for name, module in more.items():
+            self.add_module(name, module)
+
+
+PLACE = "`tensor_parallel.partition_config.lm_head_patterns`"
+OUT = "leave out `tensor_parallel.vocab_parallel_lm_head`"
+RULE = f'{OUT}, and cut one by a rule of `tensor_parallel.partition_config.layer_specs`, a "column" with '
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "hint"),
+    [
+        (
+            Stack(head=nn.Linear(4, 8)),
+            "no Linear called `lm_head` or `embed_out`",
+            f'write which one it is: {PLACE}: ["head"], or {OUT}',
+        ),
+        (
+            Stack(lm_head=nn.Linear(4, 8), embed_out=nn.Linear(4, 8)),
+            "2 output layers: `lm_head`, `embed_out`",
+            f'write which one it is: {PLACE}: ["embed_out"], or {OUT}',
+        ),
+        (
+            nn.ModuleDict({"a": Model(), "b": Model()}),
+            "2 output layers: `a.lm_head`, `b.lm_head`",
+            f'{RULE}"gather_output": true',
+        ),
+        (
+            Stack(embed=nn.Embedding(8, 4)),
+            "no Linear called `lm_head` or `embed_out`",
+            f"{OUT}: a Linear outside of the repeated blocks would make the logits",
+        ),
+    ],
+)
+def test_no_output_layer_or_several_are_refused_with_the_way_out(model: nn.Module, said: str, hint: str) -> None:
     with pytest.raises(ModelError) as error:
-        find_output_layer(nn.ModuleDict({"lm_head_proj": nn.Linear(4, 8)}), PATTERNS)
-    assert str(error.value) == f"{key} no output layer that is a Linear of its own"
-    assert error.value.hint is not None
-    assert "`tensor_parallel.partition_config.lm_head_patterns`" in error.value.hint
-    with pytest.raises(ModelError) as error:
-        find_output_layer(nn.ModuleDict({"a": Model(), "b": Model()}), PATTERNS)
-    assert str(error.value) == f"{key} 2 output layers: `a.lm_head`, `b.lm_head`"
+        find_output_layer(model, PATTERNS)
+    assert str(error.value) == f"`tensor_parallel.vocab_parallel_lm_head` is true, and the model has {said}"
+    assert error.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("given", "form"),
+    [({"lm_head": GATHERED_COLUMN}, GATHERED_COLUMN), ({"embed": VOCABULARY}, VOCABULARY), ({"lm_head": ROW}, ROW)],
+)
+def test_parts_side_by_side_are_those_of_the_style_that_counts(given: dict[str, Style], form: Style) -> None:
+    (name,) = given
+    other = {"lm_head": "embed", "embed": "lm_head"}[name]
+    found = aligned(Model(), **{name: replace(form, parts=2)})
+    assert (found[name].parts, found[other].parts) == (2, 2)
+    both = aligned(Model(), **{name: replace(form, parts=2), other: replace(found[other], parts=4)})
+    assert len({style.parts for style in both.values()}) == 1, "the Linear's"
+    assert both["embed"].parts == both["lm_head"].parts == (2 if name == "lm_head" else 4)

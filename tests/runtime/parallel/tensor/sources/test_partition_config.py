@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -157,6 +159,22 @@ def test_a_shape_that_is_not_the_weights_is_refused(kind: str, keys: dict[str, A
     assert [problem.message for problem in error.value.problems] == [
         f"model: `blocks.{place}.up.weight` is [12, 6], and its rule of `rules` {reason}" for place in range(2)
     ]
+
+
+@pytest.mark.parametrize(("kind", "last"), [("column", "up"), ("row", "down")])
+def test_the_hint_has_shapes_that_fit(kind: str, last: str) -> None:
+    name = rf".*\.{last}\.weight"
+    with pytest.raises(ModelError) as error:
+        planned(rule(name, kind, shape=(7, -1) if kind == "column" else (-1, 7)))
+    hint = error.value.problems[0].hint or ""
+    shapes = [json.loads(one) for one in re.findall(r"\[(?:\[.*?\]|-1|\d+), (?:\[.*?\]|-1|\d+)\]", hint)]
+    assert len(shapes) == 4, hint
+    found = []
+    for shape in shapes:
+        given = tuple(tuple(item) if isinstance(item, list) else item for item in shape)
+        found.append(planned(rule(name, kind, shape=given)).modules[f"blocks.0.{last}"].parts)
+    assert found == [2, 3, 4, (8, 4)]
+    assert hint.endswith("see `dsrun config explain tensor_parallel.partition_config.layer_specs.shape`")
 
 
 class Experts(nn.Module):
