@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.faults import HARD_LIMIT_S, Bound, launched
+from support.faults import BEATING, HARD_LIMIT_S, Bound, launched
 
 pytestmark = pytest.mark.timeout(HARD_LIMIT_S + 30)
 
@@ -21,16 +21,10 @@ DEAD_RANK = Bound(5 + GRACE_S, 20 + GRACE_S)
 HANG = Bound(TIMEOUT_S + 5 + GRACE_S, TIMEOUT_S + 30 + GRACE_S)
 EXIT_HANG = 76
 
-#: Trains for ever, says `ready` after two updates, and until then beats beside it, so that a start on a busy machine is
-#: not taken for a hang. Two ranks share each layer. Words: stages; the rank that stops in its third update, or none.
+#: Behind `BEATING`: trains for ever, and says `ready` after two updates. Two ranks share each layer. Words: stages; the
+#: rank that stops in its third update, or none.
 GRID = """
-import itertools, os, sys, threading, dsrun
-trains = threading.Event()
-def beat_until_it_trains():
-    while not trains.wait(0.1):
-        dsrun.heartbeat()
-beating = threading.Thread(target=beat_until_it_trains)
-beating.start()
+import itertools, os, sys
 import torch
 from torch import nn
 torch.set_num_threads(1)
@@ -42,7 +36,7 @@ class Block(nn.Module):
         super().__init__()
         self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
     def forward(self, x):
-        if trains.is_set() and os.environ["RANK"] == stops:
+        if has_started.is_set() and os.environ["RANK"] == stops:
             compute_for_ever()
         return x + self.down(self.up(x).relu())
 class Model(nn.Module):
@@ -68,8 +62,7 @@ engine, *_ = dsrun.initialize(model=Model(), config={
 data = itertools.repeat(torch.ones(2, 8))
 while True:
     if engine.global_steps == 2:
-        trains.set()
-        beating.join()
+        stop_beating()
         sys.stdout.write(f"ready {os.getpid()}\\n")
         sys.stdout.flush()
     engine.train_batch(data)
@@ -81,7 +74,7 @@ while True:
 def test_A2_a_rank_killed_by_SIGKILL_is_named_with_its_place_on_each_axis(
     tmp_path: Path, stages: int, coordinate: str
 ) -> None:
-    with launched(tmp_path, GRID, "-n", "4", words=[str(stages), "none"], grace_s=GRACE_S) as job:
+    with launched(tmp_path, BEATING + GRID, "-n", "4", words=[str(stages), "none"], grace_s=GRACE_S) as job:
         pids = job.wait_ready(4)
         with DEAD_RANK.on("the end of all ranks"):
             job.kill(pids[2])
@@ -98,7 +91,7 @@ def test_A4_a_rank_that_never_returns_and_each_that_waits_are_named_with_their_p
     tmp_path: Path,
 ) -> None:
     args = ("-n", "4", "--hang-timeout", f"{TIMEOUT_S:g}s", "--on-hang", "stop")
-    with launched(tmp_path, GRID, *args, words=["1", "3"], grace_s=GRACE_S) as job:
+    with launched(tmp_path, BEATING + GRID, *args, words=["1", "3"], grace_s=GRACE_S) as job:
         job.wait_ready(4)
         with HANG.on("finding and ending the hang"):
             ended = job.end()

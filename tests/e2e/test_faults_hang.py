@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.dumps import MONITOR
-from support.faults import HARD_LIMIT_S, PASS_GATE, READY, Bound, Gate, launched
+from support.faults import BEATING, HARD_LIMIT_S, PASS_GATE, READY, Bound, Gate, launched
 from support.processes import wait_for_end
 
 pytestmark = pytest.mark.timeout(HARD_LIMIT_S + 30)
@@ -94,16 +94,9 @@ def test_A4_without_a_wish_a_hang_is_told_and_the_job_goes_on(tmp_path: Path) ->
     assert ended.exit_code == 0, ended.text
 
 
-#: Ranks of the engine; after two steps, rank 1 hangs in its own code, and rank 0 in the collective of the third. Until
-#: then they beat beside it, so that a start on a busy machine is not taken for the hang.
+#: Behind `BEATING`: ranks of the engine. After two steps, rank 1 hangs in its own code, and rank 0 in the collective of
+#: the third.
 ENGINE = """
-import os, threading, dsrun
-trains = threading.Event()
-def beat_until_it_trains():
-    while not trains.wait(0.1):
-        dsrun.heartbeat()
-beating = threading.Thread(target=beat_until_it_trains)
-beating.start()
 import torch
 from torch import nn
 torch.manual_seed(0)
@@ -116,8 +109,7 @@ def load_a_batch_for_ever():
     threading.Event().wait()
 while True:
     if engine.global_steps == 2:
-        trains.set()
-        beating.join()
+        stop_beating()
         if engine.global_rank == 1:
             load_a_batch_for_ever()
     engine.backward(engine(torch.ones(2, 8)).square().mean())
@@ -128,7 +120,7 @@ while True:
 @pytest.mark.depends_on_speed("a hang time-out of a few seconds")
 def test_A4_the_verdict_says_which_rank_of_an_engine_is_where_and_who_waits_for_it(tmp_path: Path) -> None:
     args = ("-n", "2", "--hang-timeout", f"{TIMEOUT_S:g}s", "--on-hang", "stop")
-    with launched(tmp_path, ENGINE, *args, grace_s=GRACE_S) as job:
+    with launched(tmp_path, BEATING + ENGINE, *args, grace_s=GRACE_S) as job:
         ended = job.end()
     assert ended.exit_code == EXIT_HANG, ended.text
     (verdict,) = ended.errors
@@ -136,15 +128,9 @@ def test_A4_the_verdict_says_which_rank_of_an_engine_is_where_and_who_waits_for_
     assert re.search(r"rank 1 on localhost: in load_a_batch_for_ever \(train\.py:\d+\), step 2", ended.text)
 
 
-#: Ranks of plain torch over Gloo. They beat until they have met, lest a slow start is taken for the hang.
-RECORDED = f"""
-import os, threading, dsrun
-meets = threading.Event()
-def beat_until_they_meet():
-    while not meets.wait(0.1):
-        dsrun.heartbeat()
-beating = threading.Thread(target=beat_until_they_meet)
-beating.start()
+#: Ranks of plain torch over Gloo.
+RECORDED = f"""{BEATING}
+import os
 import torch
 import torch.distributed as dist
 {MONITOR}
@@ -152,8 +138,7 @@ rank = int(os.environ["RANK"])
 dist.init_process_group("gloo")
 for _ in range(3):
     dist.all_reduce(torch.ones(4))
-meets.set()
-beating.join()
+stop_beating()
 %s
 """
 NEVER_COMES = """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.faults import HARD_LIMIT_S, Bound, launched
+from support.faults import BEATING, HARD_LIMIT_S, Bound, launched
 
 pytestmark = pytest.mark.timeout(HARD_LIMIT_S + 30)
 
@@ -24,16 +24,10 @@ HANG = Bound(TIMEOUT_S + 5 + GRACE_S, TIMEOUT_S + 30 + GRACE_S)
 EXIT_HANG = 76
 AFTER_TIMEOUT = ("--hang-timeout", f"{TIMEOUT_S:g}s", "--on-hang", "stop")
 
-#: Trains for ever, says `ready` after two updates, and until then beats beside it, so that a start on a busy machine is
-#: not taken for a hang. Words: stages; and the layer that stops in its third update's micro batch 1, or none.
+#: Behind `BEATING`: trains for ever, and says `ready` after two updates. Words: stages; and the layer that stops in its
+#: third update's micro batch 1, or none.
 STAGES = """
-import itertools, os, sys, threading, dsrun
-trains = threading.Event()
-def beat_until_it_trains():
-    while not trains.wait(0.1):
-        dsrun.heartbeat()
-beating = threading.Thread(target=beat_until_it_trains)
-beating.start()
+import itertools, os, sys
 import torch
 from torch import nn
 torch.set_num_threads(1)
@@ -46,7 +40,7 @@ class Block(nn.Module):
         self.number, self.runs = number, 0
         self.layer = nn.Linear(8, 8)
     def forward(self, x):
-        if trains.is_set():
+        if has_started.is_set():
             self.runs += 1
             if str(self.number) == stops and self.runs == 2:
                 compute_for_ever()
@@ -69,8 +63,7 @@ engine, *_ = dsrun.initialize(model=Model(), config={
 data = itertools.repeat(torch.ones(2, 8))
 while True:
     if engine.global_steps == 2:
-        trains.set()
-        beating.join()
+        stop_beating()
         sys.stdout.write(f"ready {os.getpid()}\\n")
         sys.stdout.flush()
     engine.train_batch(data)
@@ -80,7 +73,7 @@ while True:
 @pytest.mark.depends_on_speed("the bound DEAD_RANK")
 @pytest.mark.parametrize("dies", [0, 1])
 def test_A2_a_stage_killed_by_SIGKILL_in_a_step_is_named_as_the_first_failure(tmp_path: Path, dies: int) -> None:
-    with launched(tmp_path, STAGES, "-n", "2", words=["2", "none"], grace_s=GRACE_S) as job:
+    with launched(tmp_path, BEATING + STAGES, "-n", "2", words=["2", "none"], grace_s=GRACE_S) as job:
         pids = job.wait_ready(2)
         with DEAD_RANK.on("the end of all ranks"):
             job.kill(pids[dies])
@@ -95,7 +88,7 @@ def test_A2_a_stage_killed_by_SIGKILL_in_a_step_is_named_as_the_first_failure(tm
 @pytest.mark.depends_on_speed("a hang time-out of a few seconds")
 def test_A4_a_layer_that_never_returns_is_told_with_what_each_other_stage_waits_for(tmp_path: Path) -> None:
     # The first layer of the middle one of three stages.
-    with launched(tmp_path, STAGES, "-n", "3", *AFTER_TIMEOUT, words=["3", "2"], grace_s=GRACE_S) as job:
+    with launched(tmp_path, BEATING + STAGES, "-n", "3", *AFTER_TIMEOUT, words=["3", "2"], grace_s=GRACE_S) as job:
         job.wait_ready(3)
         with HANG.on("finding and ending the hang"):
             ended = job.end()
@@ -114,7 +107,7 @@ def test_A4_a_layer_that_never_returns_is_told_with_what_each_other_stage_waits_
 
 @pytest.mark.depends_on_speed("a hang time-out of a few seconds")
 def test_A4_a_stopped_stage_is_told_with_what_the_other_one_waits_for(tmp_path: Path) -> None:
-    with launched(tmp_path, STAGES, "-n", "2", *AFTER_TIMEOUT, words=["2", "none"], grace_s=GRACE_S) as job:
+    with launched(tmp_path, BEATING + STAGES, "-n", "2", *AFTER_TIMEOUT, words=["2", "none"], grace_s=GRACE_S) as job:
         pids = job.wait_ready(2)
         with HANG.on("finding and ending the hang"):
             job.kill(pids[0], signal.SIGSTOP)

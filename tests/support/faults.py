@@ -38,6 +38,20 @@ HARD_LIMIT_S = 120.0
 CLEAN_S = 10.0
 #: Begin of a rank's program: says who it is, in one write.
 READY = "import os, sys\nsys.stdout.write(f'ready {os.getpid()}\\n')\nsys.stdout.flush()\n"
+#: Begin of a program whose ranks take a while to start: beats beside them until `stop_beating`, so that a start on a
+#: busy machine is not taken for a hang. `has_started` tells the rest of the program whether that is over.
+BEATING = """
+import threading, dsrun
+has_started = threading.Event()
+def beat_until_started():
+    while not has_started.wait(0.1):
+        dsrun.heartbeat()
+beating = threading.Thread(target=beat_until_started)
+beating.start()
+def stop_beating():
+    has_started.set()
+    beating.join()
+"""
 #: The rest of a program that waits for whatever comes.
 WAIT = "import threading\nthreading.Event().wait()\n"
 #: Waits until the test lets this process through the gate that is the script's first word.
