@@ -55,6 +55,7 @@ __all__ = [
     "stop_memory_history",
     "store_of",
     "timeout_of",
+    "unseen_by_dispatch_modes",
     "unseen_by_modes",
     "untransformed",
     "uses_autograd_threads",
@@ -425,6 +426,13 @@ def function_modes() -> Sequence[TorchFunctionMode]:
 def unseen_by_modes() -> AbstractContextManager[None]:
     """Returns a context whose operations no TorchFunctionMode of the caller sees."""
     return torch._C.DisableTorchFunction()  # pyright: ignore
+
+
+def unseen_by_dispatch_modes() -> AbstractContextManager[None]:
+    """Returns a context whose operations no TorchDispatchMode of the caller sees: none records or replaces them."""
+    from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore
+
+    return _disable_current_modes()  # pyright: ignore
 
 
 def without_overrides() -> AbstractContextManager[None]:

@@ -29,6 +29,7 @@ def test_a_second_run_gets_what_the_first_has_made_in_order() -> None:
     with keeping(results):
         first = [kept_result(make) for _ in range(3)]
     assert results.nbytes == 3 * 8
+    again: list[Tensor] = []
     for _ in range(2):
         results.run_again()
         with keeping(results):
@@ -47,6 +48,17 @@ def test_what_was_written_to_since_is_made_again() -> None:
     with keeping(results):
         assert kept_result(make)[0].item() == 3
         assert kept_result(make)[0].item() == 2
+
+
+def test_a_further_run_that_asks_for_more_than_was_kept_has_the_rest_made() -> None:
+    """As where its first run has ended early, or a branch is another one."""
+    make, results = Made(), KeptResults()
+    with keeping(results):
+        kept_result(make)
+    results.run_again()
+    with keeping(results):
+        assert [kept_result(make)[0].item() for _ in range(3)] == [1, 2, 3]
+    assert results.nbytes == 8, "a further run keeps nothing"
 
 
 def test_inside_a_part_that_is_of_no_call_nothing_is_kept() -> None:

@@ -14,7 +14,8 @@ from dsrun.errors import DsrunError
 from dsrun.runtime.layout.cuts import Cuts
 from dsrun.runtime.mesh.collectives import Collectives
 from dsrun.runtime.mesh.loopback import LoopbackWorld
-from dsrun.runtime.parallel.tensor.check import check_in_first_forward, kinds_of_blocks
+from dsrun.runtime.parallel.tensor.comparison.first_forward import compare_in_first_forward
+from dsrun.runtime.parallel.tensor.comparison.regions import kinds_of_regions
 from dsrun.runtime.parallel.tensor.cut import cut_layers, of_first_rank
 from dsrun.runtime.parallel.tensor.sources.choose import find_plan
 
@@ -84,9 +85,9 @@ def _of_rank(
 ) -> tuple[float, list[str]]:
     section = load({"train_batch_size": 1, "tensor_parallel": {"autotp_size": RANKS}}, world_size=RANKS)
     plan = find_plan(model, section.tensor_parallel, RANKS)
-    kinds = kinds_of_blocks(model, plan)
+    kinds = kinds_of_regions(model, plan)
     cuts = cut_layers(model, plan, axis, of_first_rank(axis, torch.device("cpu")), device=torch.device("cpu"))
-    check_in_first_forward(model, kinds, cuts, axis, source=plan.source, say=lambda text: None)
+    compare_in_first_forward(model, kinds, cuts, axis, source=plan.source, say=lambda text: None)
     loss = loss_of(model(**given))
     loss.backward()
     return loss.item(), _wrong(model, cuts, axis, grads)

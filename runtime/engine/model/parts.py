@@ -16,7 +16,8 @@ from dsrun.config.sections.parallel import TensorParallel
 
 from ...layout.cuts import NO_CUTS, Cuts
 from ...mesh.join.groups import ProcessGroupMesh
-from ...parallel.tensor.check import check_in_first_forward, kinds_of_blocks
+from ...parallel.tensor.comparison.first_forward import compare_in_first_forward
+from ...parallel.tensor.comparison.regions import kinds_of_regions
 from ...parallel.tensor.cut import AXIS, cut_layers, of_first_rank
 from ...parallel.tensor.same_inputs import check_inputs_once
 from ...parallel.tensor.sources.choose import find_plan
@@ -55,7 +56,7 @@ def cut_over_tensor(model: nn.Module, settings: Config, mesh: ProcessGroupMesh, 
     loss_head = _head_of_loss(model, heads, section)
     if loss_head is not None:
         plan = replace(plan, modules={**plan.modules, loss_head: COLUMN})
-    kinds = kinds_of_blocks(model, plan) if section.check else []
+    kinds = kinds_of_regions(model, plan, apart=list(filter(None, [loss_head]))) if section.check else []
     cuts = cut_layers(
         model,
         plan,
@@ -73,9 +74,10 @@ def cut_over_tensor(model: nn.Module, settings: Config, mesh: ProcessGroupMesh, 
         if name == loss_head:
             has_cut = cut_loss_of(model, part)
             assert has_cut, "there was no obstacle before it was cut"
-    check_in_first_forward(model, kinds, cuts, axis, source=plan.source, say=say)
-    peers = mesh.spec.peers(mesh.info.rank, mesh.spec.role_axes("tensor"))
-    check_inputs_once(model, axis, ranks=peers, device=mesh.device)
+    compare_in_first_forward(model, kinds, cuts, axis, source=plan.source, say=say)
+    if section.check:
+        peers = mesh.spec.peers(mesh.info.rank, mesh.spec.role_axes("tensor"))
+        check_inputs_once(model, axis, ranks=peers, device=mesh.device)
     return cuts
 
 

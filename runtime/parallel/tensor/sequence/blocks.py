@@ -9,7 +9,8 @@ each rank. There columns sum theirs, as they do without slices, and the slice is
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,12 +23,53 @@ from ..fronts import with_front
 from ..modules import SiblingInputs, cut_state_of, give_own_inputs
 from ..part_randomness import PartRandomness
 from ..styles import Form
-from .operators import SlicedBlock, gather_for_columns, join_sequence, with_hidden
+from .operators import gather_for_columns, join_sequence, split_sequence, with_hidden
 
 _BLOCK = "_dsrun_sliced_block"
 _PARENT = "_dsrun_gathered_inputs"
 _HINT = "leave `tensor_parallel.sequence_parallel` out for this model"
 _REFUSED = {Form.EXPERTS, Form.SUMMED_OUTPUT, Form.DIVIDED_INPUT}
+
+
+@dataclass(slots=True)
+class SlicedBlock:
+    """What a block of a stack knows of the slices.
+
+    Attributes:
+        axis: ranks of the tensor axis.
+        splits: whether it is given whole sequences, and takes its slice of them: the first block of a stack.
+        joins: whether it returns whole sequences: the last one.
+        randomness: random numbers of its slices; None: it draws none.
+    """
+
+    axis: Collectives
+    splits: bool
+    joins: bool
+    randomness: PartRandomness | None = None
+
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a block on slices.
+
+        Args:
+            forward: the block's own forward.
+            args: positional arguments.
+            kwargs: keyword arguments.
+        """
+        if self.splits:
+            args, kwargs = with_hidden(args, kwargs, lambda x: split_sequence(x, self.axis))
+        if self.randomness is None:
+            output = forward(*args, **kwargs)
+        else:
+            self.randomness.enter()
+            try:
+                output = forward(*args, **kwargs)
+            finally:
+                self.randomness.leave()
+        return _with_hidden_output(output, lambda x: join_sequence(x, self.axis)) if self.joins else output
+
+    def __deepcopy__(self, memo: object) -> SlicedBlock:
+        """Returns the same for a copy; ranks are no part of a model."""
+        return SlicedBlock(self.axis, self.splits, self.joins, self.randomness)
 
 
 class _GatheredInputs:
@@ -106,20 +148,37 @@ def slice_sequence(
     return list(found.values())
 
 
-def sliced_block_of(block: nn.Module) -> SlicedBlock | None:
-    """Returns what a block knows of the slices; None where it works on whole sequences."""
-    return getattr(block, _BLOCK, None)
+def gets_slices(module: nn.Module) -> bool:
+    """Whether a block, or a module with columns and rows inside of one, is given slices of the sequence."""
+    sliced: SlicedBlock | None = getattr(module, _BLOCK, None)
+    return _works_on_slices(module) if sliced is None else not sliced.splits
 
 
-def own_slices(twin: nn.Module, axis: Collectives) -> None:
-    """Has a twin of a cut block take and return whole sequences, and share nothing with the block."""
-    if sliced_block_of(twin) is not None:
+def on_whole_sequences(twin: nn.Module, axis: Collectives) -> nn.Module:
+    """Has a twin of a cut module take and return whole sequences, and share nothing with the module; returns it."""
+    if getattr(twin, _BLOCK, None) is None and _works_on_slices(twin):
+        twin.__class__ = with_front(_OnSlices, type(twin))
+        setattr(twin, _BLOCK, None)
+    if hasattr(twin, _BLOCK):
         setattr(twin, _BLOCK, SlicedBlock(axis, splits=True, joins=True))
     for part in twin.modules():
         inputs = give_own_inputs(part)
         gathered: _GatheredInputs | None = getattr(part, _PARENT, None)
         if inputs is not None and gathered is not None:
             setattr(part, _PARENT, _GatheredInputs(axis, inputs, sums=gathered.sums))
+    return twin
+
+
+def _works_on_slices(module: nn.Module) -> bool:
+    """Whether rows in a module give slices."""
+    return any((state := cut_state_of(part)) is not None and state.slices for part in module.modules())
+
+
+def _with_hidden_output(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(output, Tensor):
+        return change(output)
+    changed, _ = with_hidden(tuple(output), {}, change)
+    return changed
 
 
 def _gather_inputs(block: nn.Module, axis: Collectives, partial: Collection[int]) -> list[nn.Module]:

@@ -11,7 +11,6 @@ Source: Reducing Activation Recomputation in Large Transformer Models (Korthikan
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +20,8 @@ from torch.autograd.function import once_differentiable
 from dsrun.errors import ModelError
 
 from ....kept_results import kept_result
-from ....mesh.collectives import Collectives, own_slice
-from ..part_randomness import PartRandomness
+from ....mesh.collectives import Collectives
+from ...hidden_states import hidden_of, value_at, with_value
 
 #: Dim of the sequence in hidden states, [..., sequence, width].
 _DIM = -2
@@ -32,7 +31,7 @@ class _Split(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Collectives) -> Tensor:
         ctx.axis = axis
-        return _own(x, axis).clone(memory_format=torch.contiguous_format)
+        return _own(x, axis)
 
     @staticmethod
     @once_differentiable
@@ -49,10 +48,9 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        mine = (
-            _sum_of_own(grad, ctx.axis, label="gradient of a cut layer's input") if ctx.adds else _own(grad, ctx.axis)
-        )
-        return mine.clone(memory_format=torch.contiguous_format), None, None
+        if ctx.adds:
+            return _sum_of_own(grad, ctx.axis, label="gradient of a cut layer's input"), None, None
+        return _own(grad, ctx.axis), None, None
 
 
 class _Scattered(torch.autograd.Function):
@@ -107,7 +105,7 @@ def scatter_sums(x_BSD: Tensor, axis: Collectives) -> Tensor:
 
 def _own(x: Tensor, axis: Collectives) -> Tensor:
     length = x.shape[_DIM] // axis.size
-    return x.detach().narrow(_DIM, axis.rank * length, length)
+    return x.detach().narrow(_DIM, axis.rank * length, length).clone(memory_format=torch.contiguous_format)
 
 
 def _all(x: Tensor, axis: Collectives, *, label: str) -> Tensor:
@@ -120,70 +118,26 @@ def _all(x: Tensor, axis: Collectives, *, label: str) -> Tensor:
 def _sum_of_own(x: Tensor, axis: Collectives, *, label: str) -> Tensor:
     parts = torch.stack(x.detach().chunk(axis.size, _DIM))
     axis.reduce_scatter(parts.view(-1), label=label).wait()
-    mine = own_slice(parts.view(-1), rank=axis.rank, size=axis.size)
-    return mine.view(parts.shape[1:]).clone()
-
-
-@dataclass(slots=True)
-class SlicedBlock:
-    """What a block of a stack knows of the slices.
-
-    Attributes:
-        axis: ranks of the tensor axis.
-        splits: whether it is given whole sequences, and takes its slice of them: the first block of a stack.
-        joins: whether it returns whole sequences: the last one.
-        randomness: random numbers of its slices; None: it draws none.
-    """
-
-    axis: Collectives
-    splits: bool
-    joins: bool
-    randomness: PartRandomness | None = None
-
-    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a block on slices.
-
-        Args:
-            forward: the block's own forward.
-            args: positional arguments.
-            kwargs: keyword arguments.
-        """
-        if self.splits:
-            args, kwargs = with_hidden(args, kwargs, lambda x: split_sequence(x, self.axis))
-        if self.randomness is None:
-            output = forward(*args, **kwargs)
-        else:
-            self.randomness.enter()
-            try:
-                output = forward(*args, **kwargs)
-            finally:
-                self.randomness.leave()
-        return _with_hidden_output(output, lambda x: join_sequence(x, self.axis)) if self.joins else output
-
-    def __deepcopy__(self, memo: object) -> SlicedBlock:
-        """Returns the same for a copy; ranks are no part of a model."""
-        return SlicedBlock(self.axis, self.splits, self.joins, self.randomness)
+    return parts[axis.rank].clone()  # or all ranks' parts would live as long as it
 
 
 def with_hidden(
     args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns a block's arguments with its hidden states changed: the first floating tensor, by position or by name."""
-    for index, value in enumerate(args):
-        if isinstance(value, Tensor) and value.is_floating_point():
-            return (*args[:index], change(value), *args[index + 1 :]), kwargs
-    for name in ("hidden_states", *kwargs):
-        value = kwargs.get(name)
-        if isinstance(value, Tensor) and value.is_floating_point():
-            return args, {**kwargs, name: change(value)}
-    raise ModelError(
-        "tensor_parallel.sequence_parallel: a block is given no hidden states",
-        hint="leave `tensor_parallel.sequence_parallel` out for this model",
-    )
+    """Returns a block's arguments with its hidden states changed, see `hidden_states.py`.
 
+    Args:
+        args: positional arguments.
+        kwargs: keyword arguments.
+        change: function of the hidden states.
 
-def _with_hidden_output(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(output, Tensor):
-        return change(output)
-    changed, _ = with_hidden(tuple(output), {}, change)
-    return changed
+    Raises:
+        ModelError: no argument is a floating tensor.
+    """
+    place = hidden_of(args, kwargs)
+    if place is None:
+        raise ModelError(
+            "tensor_parallel.sequence_parallel: a block is given no hidden states",
+            hint="leave `tensor_parallel.sequence_parallel` out for this model",
+        )
+    return with_value(place, change(value_at(place, args, kwargs)), args, kwargs)

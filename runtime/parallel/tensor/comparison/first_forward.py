@@ -1,0 +1,387 @@
+"""Whether a plan is right, looked at in the first forward: parts of the model are run cut and whole, and compared.
+
+A plan that forgets a sum or cuts the wrong dim trains to a worse loss, and nothing says so. So the first time that a
+region is called (see `regions.py`), it is run twice in fp32 with the very arguments that it was given: cut as it is,
+and whole with the gathered weights. Outputs, gradients of inputs and gradients of all its parameters must agree.
+
+[Note: what is compared]
+Weights are not the model's but those with random numbers added, the same on all ranks: a projection that begins at zero
+would hide all that lies before it. Both runs are in evaluation, so dropout draws nothing, and what random numbers are
+drawn is put back. The gradient of the outputs is random, the same on all ranks. Gradients that the plan says are parts
+are summed, as the engine will. Ranks agree on what they have found: each difference is the largest of all ranks, so all
+raise, or none.
+
+[Note: nothing goes uncompared]
+A region that is never called itself is compared by the regions inside of it. A module whose plan is compared carries a
+guard until then: where it is called outside of all regions, the run ends. Where a region cannot be run alone, that is
+told. A forward without gradients shows less, so the first one with gradients is looked at too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from dsrun.checkpoint_files.index.region import TensorBoxes
+from dsrun.errors import DsrunError, ModelError
+
+from ....late_compiler import UncompiledFunction
+from ....layout.cuts import CutParameter, Cuts
+from ....mesh.collectives import Collectives
+from ....own_hooks import OwnHook
+from ...twins import twin_of
+from ..fronts import with_front
+from ..sequence.blocks import gets_slices, on_whole_sequences
+from ..sequence.operators import join_sequence, with_hidden
+from .differences import differences
+from .regions import Kind
+from .runs import Call, Run, aside, fp32, gradient_of, run_forward, with_weights
+
+_COMPARISON = "_dsrun_tensor_comparison"
+_SEED = 20_261_128
+#: Differences that a message names.
+_MOST_ERRORS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What is the same for all regions.
+
+    Attributes:
+        source: source of the plan.
+        axis: ranks of the tensor axis.
+        cuts: changes to the model's parameters.
+        say: callback that prints a message once for the whole job.
+    """
+
+    source: str
+    axis: Collectives
+    cuts: Cuts
+    say: Callable[[str], None]
+
+
+@dataclass(slots=True)
+class _Region:
+    """One module that is compared when it is called.
+
+    Attributes:
+        name: qualified name.
+        module: the module.
+        own: class of the module before it waited.
+        cuts: changes to its parameters, by their names in it.
+        whole: twin of it before it was cut.
+        cut: twin of it as it is cut, which takes and returns whole sequences.
+        kind: all of its kind.
+        terms: what is the same for all.
+        look: function that compares the region in a call of it.
+    """
+
+    name: str
+    module: nn.Module
+    own: type[Any]
+    cuts: Mapping[str, CutParameter]
+    whole: nn.Module
+    cut: nn.Module
+    kind: _Pending
+    terms: _Terms
+    look: Callable[[Call], None] = field(init=False)
+
+    def __deepcopy__(self, memo: object) -> None:
+        """A copy of the model is compared by nobody."""
+
+    def __post_init__(self) -> None:
+        """Hides the comparison from compilers."""
+        self.look = UncompiledFunction(self._look)
+
+    def _look(self, call: Call) -> None:
+        """Compares, unless that has been done and this call shows no more.
+
+        Raises:
+            ModelError: naming the region, and what differs in it by how much.
+        """
+        is_last = call.has_gradients()
+        if self.kind.seen and not is_last:
+            return
+        device = next(self.module.parameters()).device
+        with aside(device):
+            failure = _compare(self, call, device)
+        if failure:
+            self.kind.give_up(self.name, failure, self.terms.say)
+        elif is_last:
+            self.kind.end()
+        else:
+            self.kind.note_seen()
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A kind of regions of which none has been compared yet, or none in a forward with gradients.
+
+    Attributes:
+        regions: the regions.
+        inner: kinds inside of them.
+        guards: guards of the modules whose plan is compared here and in no inner region.
+        seen: whether a forward without gradients has been compared.
+    """
+
+    regions: list[_Region]
+    inner: list[_Pending]
+    guards: list[RemovableHandle]
+    seen: bool = False
+
+    def note_seen(self) -> None:
+        """Modules in it may be called."""
+        self.seen = True
+        for guard in self.guards:
+            guard.remove()
+        for one in self.inner:
+            one.note_seen()
+
+    def end(self) -> None:
+        """Nothing of it is compared any more."""
+        self.note_seen()
+        for region in self.regions:
+            if region.module.__dict__.pop(_COMPARISON, None) is not None:
+                region.module.__class__ = region.own
+        for one in self.inner:
+            one.end()
+
+    def give_up(self, name: str, failure: str, say: Callable[[str], None]) -> None:
+        """Says that a region cannot be compared; those inside of it still can.
+
+        Args:
+            name: qualified name of the region.
+            failure: error of its forward.
+            say: callback that prints a message once for the whole job.
+        """
+        inner, self.inner = self.inner, []
+        self.end()
+        what = "its parts are compared in its place" if inner else "its plan is not checked"
+        say(f"tensor parallelism: `{name}` cannot be run alone ({failure}); {what}")
+
+
+class _Compared:
+    """Stands before the class of a region; behind the hooks around it, so that the weights are there."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        region: _Region | None = self.__dict__.get(_COMPARISON)
+        if region is None:
+            return super().forward(*args, **kwargs)  # type: ignore[misc] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+        region.look(Call(args, kwargs))
+        return region.own.forward(self, *args, **kwargs)
+
+
+def compare_in_first_forward(
+    model: nn.Module,
+    kinds: Sequence[Kind],
+    cuts: Cuts,
+    axis: Collectives,
+    *,
+    source: str,
+    say: Callable[[str], None],
+) -> None:
+    """Has regions be compared with what they were when they are first called; every rank must call.
+
+    Args:
+        model: model that has been cut.
+        kinds: its regions before they were cut, see `kinds_of_regions`.
+        cuts: changes to the model's parameters.
+        axis: ranks of the tensor axis.
+        source: source of the plan, as messages name it.
+        say: callback that prints a message once for the whole job.
+    """
+    terms = _Terms(source, axis, cuts, say)
+    # All twins first: that of a region that waits would wait too.
+    for pending in [_pending(model, kind, terms) for kind in kinds]:
+        _wait(pending)
+
+
+def _pending(model: nn.Module, kind: Kind, terms: _Terms) -> _Pending:
+    pending = _Pending([], [_pending(model, one, terms) for one in kind.inner], [])
+    for name, whole in zip(kind.names, kind.wholes, strict=True):
+        module = model.get_submodule(name)
+        twin = on_whole_sequences(twin_of(module, with_tensors=True), terms.axis)
+        cuts = {key: terms.cuts[id(param)] for key, param in module.named_parameters() if id(param) in terms.cuts}
+        pending.regions.append(_Region(name, module, type(module), cuts, whole, twin, pending, terms))
+        for part in kind.alone:
+            full = ".".join(filter(None, (name, part)))
+            guard = OwnHook(partial(_refuse, full, terms.source))
+            pending.guards.append(model.get_submodule(full).register_forward_pre_hook(guard))
+    return pending
+
+
+def _wait(pending: _Pending) -> None:
+    for region in pending.regions:
+        setattr(region.module, _COMPARISON, region)
+        region.module.__class__ = with_front(_Compared, type(region.module))
+    for one in pending.inner:
+        _wait(one)
+
+
+def _refuse(name: str, source: str, module: nn.Module, args: object) -> None:
+    raise ModelError(
+        f"model: `{name}` ({type(module).__name__}) is cut (plan of {source}), and is called where its plan cannot be "
+        "compared: none of the modules around it that hold its column and its row is called itself",
+        hint='call the block, or the module of the layers, and not their parts; `"check": false` in `tensor_parallel` '
+        "believes the plan",
+    )
+
+
+def _compare(region: _Region, call: Call, device: torch.device) -> str:
+    """Compares a region with the whole one; returns why it cannot be, or nothing.
+
+    Args:
+        region: the region.
+        call: arguments that it is called with.
+        device: device of its parameters.
+
+    Raises:
+        ModelError: the region does something else, by its name and what differs.
+        DsrunError: the cut one's own refusal, as it is.
+    """
+    terms, module = region.terms, region.module
+    if gets_slices(module):
+        call = Call(*with_hidden(call.args, dict(call.kwargs), lambda x: join_sequence(x, terms.axis)))
+    params = dict(module.named_parameters())
+    boxes = {name: cut.whole for name, cut in region.cuts.items() if cut.whole is not None}
+    names = _names_of(module)
+    expected = found = Run()
+    for adds_noise in (True, False):
+        with ExitStack() as stack:
+            with aside(device):
+                values = {name: _whole(param, boxes.get(name), terms.axis) for name, param in params.items()}
+                wanted = {name: _leaf(_noisy(value) if adds_noise else value) for name, value in values.items()}
+                del values
+                stack.enter_context(with_weights(region.whole, wanted, names))
+                expected = run_forward(region.whole, wanted, call)
+            if expected.error is not None or not expected.outputs:
+                return expected.failure or "it gives no tensor"
+            if adds_noise and not expected.has_numbers():
+                continue
+            with aside(device):  # anew, so that both draw the same random numbers
+                own = {
+                    name: _leaf(_part(value.detach(), boxes.get(name), params[name])) for name, value in wanted.items()
+                }
+                stack.enter_context(with_weights(region.cut, own, names))
+                found = run_forward(region.cut, own, call)
+            if isinstance(found.error, DsrunError):
+                raise found.error
+            if found.error is not None:
+                _fail(region, [f"its forward fails with {found.failure}"])
+            with aside(device):
+                compared = _compared_outputs(found, expected)
+                results = expected.results(compared)
+                for name, its in boxes.items():
+                    results[gradient_of(name)] = _part(results[gradient_of(name)], its, params[name])
+                said = differences(
+                    found.results(compared),
+                    results,
+                    terms.axis,
+                    cut=boxes,
+                    in_parts=region.cuts.keys() - boxes.keys(),
+                    device=device,
+                )
+            break
+    if said.errors:
+        _fail(region, said.errors)
+    if said.partial:
+        _sum_gradients(said.partial, region)
+    return ""
+
+
+def _fail(region: _Region, errors: Sequence[str]) -> NoReturn:
+    where = f"`{region.name}`" if region.name else "the model"
+    kind = type(region.module).__name__
+    more = f"; and {len(errors) - _MOST_ERRORS} more" if len(errors) > _MOST_ERRORS else ""
+    raise ModelError(
+        f"model: cut over {region.terms.axis.size} ranks, {where} ({kind}) does something else than "
+        f"whole (plan of {region.terms.source}): {'; '.join(errors[:_MOST_ERRORS])}{more}",
+        hint="say how its layers are cut in `tensor_parallel.partition_config`, with "
+        '"partition_type": "skip" for what stays whole, and "shape" for what stands side by side in one weight '
+        "(queries, keys and values); a column needs a row behind it. docs/guides/tensor.md has an example",
+    )
+
+
+def _compared_outputs(found: Run, expected: Run) -> list[str]:
+    """Returns the outputs that are compared: those of one shape, and the first, which are the hidden states.
+
+    Beside these, blocks return what belongs to heads (weights of attention, a bias by position): parts, as they should.
+    """
+    names = list(expected.outputs)
+    alike = [name for name in names if name in found.outputs and _shape(found, name) == _shape(expected, name)]
+    return list(dict.fromkeys([*names[:1], *alike]))
+
+
+def _shape(run: Run, name: str) -> tuple[int, ...]:
+    return tuple(run.outputs[name].shape)
+
+
+def _names_of(module: nn.Module) -> dict[str, str]:
+    """Returns all names of a module's parameters, and by each the first one of the same parameter."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(param), name) for name, param in module.named_parameters(remove_duplicate=False)}
+
+
+def _sum_gradients(names: Sequence[str], region: _Region) -> None:
+    """Has gradients be summed over the ranks that the engine takes the mean of, as of all whole parameters."""
+    size = region.terms.axis.size
+
+    def as_part(grad: Tensor) -> Tensor:
+        return grad * size
+
+    found = [alike.module.get_parameter(name) for alike in region.kind.regions for name in names]
+    for param in {id(param): param for param in found}.values():  # one that blocks share, once
+        trains = param.requires_grad
+        param.requires_grad_().register_hook(as_part)  # a frozen one may train later
+        param.requires_grad_(trains)
+    who = ", ".join(f"`{name}`" for name in names)
+    region.terms.say(
+        f"tensor parallelism: each rank has a part of the gradients of {who} in blocks like `{region.name}`, of which "
+        f"the plan ({region.terms.source}) says nothing; they are summed"
+    )
+
+
+def _whole(param: Tensor, boxes: TensorBoxes | None, axis: Collectives) -> Tensor:
+    """Returns a parameter's whole values in fp32, or in fp64 of such: each rank fills in its boxes, and all add up."""
+    part = fp32(param) if param.is_floating_point() else param.detach().clone()
+    if boxes is None:
+        return part
+    whole = part.new_zeros(boxes.shape)
+    position = 0
+    flat = part.reshape(-1)
+    for box in boxes.boxes:
+        whole[box.slices] = flat[position : position + box.numel].view(box.shape)
+        position += box.numel
+    axis.all_reduce(whole.view(-1), label="weights of a block").wait()
+    return whole
+
+
+def _noisy(whole: Tensor) -> Tensor:
+    """Returns whole values with random numbers added, the same on all ranks, so that nothing begins at zero.
+
+    Those of a matrix would keep the size of an activation; other values that are not zero keep their sign.
+    """
+    if not whole.is_floating_point():
+        return whole
+    generator = torch.Generator(whole.device).manual_seed(_SEED)
+    noise = torch.randn(whole.shape, generator=generator, device=whole.device, dtype=whole.dtype)
+    if whole.dim() > 1:
+        return whole + noise * (0.5 / whole.shape[-1] ** 0.5)
+    return torch.where(whole == 0, 0.1 * noise, whole * (1 + 0.1 * noise))
+
+
+def _leaf(value: Tensor) -> Tensor:
+    return value.requires_grad_(value.is_floating_point())
+
+
+def _part(whole: Tensor, boxes: TensorBoxes | None, like: Tensor) -> Tensor:
+    """Returns this rank's part of whole values, in memory of its own."""
+    part = whole.clone() if boxes is None else torch.cat([whole[box.slices].reshape(-1) for box in boxes.boxes])
+    return part.view(like.shape)
