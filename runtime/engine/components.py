@@ -176,10 +176,11 @@ def make_components(
         total_steps=getattr(update.scheduler, "total_num_steps", None),
         wear=observation.wear,
         waits=WaitReport(job.waits, mesh.world, records, device=device, is_recorded=is_recorded_for_all(mesh)),
+        same=hooks.same,
     )
 
     # What trains.
-    step = step_parts(sharded, update, mesh, writes=access.writes)
+    step = step_parts(sharded, update, mesh, writes=access.writes, same=hooks.same)
     backwards = Backwards(
         mesh,
         step,

@@ -14,6 +14,7 @@ from ..observe.memory import used_bytes
 from ..observe.records import RecordWriter
 from ..observe.wait_report import WaitReport
 from ..observe.wear import DiskWear
+from ..parallel.tensor.same_steps import StepWatch
 from .progress import Counters
 from .step import StepResult
 
@@ -32,6 +33,7 @@ class StepReport:
         total_steps: optimizer steps of the whole run, where the schedule says so.
         wear: counter of the bytes written to disks; None where nothing goes to disks.
         waits: report of what the ranks wait in; None for none.
+        same: watch over what ranks that share each layer do; None for none.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class StepReport:
         total_steps: int | None,
         wear: DiskWear | None = None,
         waits: WaitReport | None = None,
+        same: StepWatch | None = None,
     ) -> None:
         self._data_ranks = data_ranks
         self._counts_losses = counts_losses
@@ -63,12 +66,15 @@ class StepReport:
         self._total_steps = total_steps
         self._wear = wear
         self._waits = waits
+        self._same = same
         self._started = time.perf_counter()
 
     def add_loss(self, loss: Tensor) -> None:
         """Takes one micro batch's mean loss, detached, [1], on any device: scripts move what the model returns."""
         if self._counts_losses:
             self.shared_2[:1] += loss.to(self._device)
+        if self._same is not None:
+            self._same.add_loss(loss)
         self._losses += 1
 
     def pass_loss(self) -> None:
@@ -78,6 +84,8 @@ class StepReport:
     def forget_losses(self) -> None:
         """Forgets the losses and tokens of a global batch that is given up."""
         self.shared_2[:1].zero_()
+        if self._same is not None:
+            self._same.forget()
         self._losses = self._tokens = 0
         self._missed = False
 

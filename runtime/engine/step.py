@@ -15,6 +15,7 @@ from dsrun.errors import ModelError
 from ..mesh.collectives import Collectives
 from ..optim.norm import clip_factor, global_totals
 from ..optim.sharded import ShardOptimizer
+from ..parallel.tensor.same_steps import StepWatch
 from ..precision.non_finite import first_non_finite
 from ..zero.access.script_writes import ScriptWrites
 from ..zero.grads.reducer import GradReducer
@@ -162,6 +163,7 @@ class StepParts:
         store: parameter store.
         writes: watch over what scripts write to parameters.
         away: update that is taken where masters do not lie beside the parameters; None where they do.
+        same: watch over what ranks that share each layer do; None where none do, or nothing is to be compared.
     """
 
     units: Sequence[ParamUnit]
@@ -175,6 +177,7 @@ class StepParts:
     away: DeferredUpdate | None = None
     pipeline: tuple[int, int] = (0, 1)
     device: torch.device
+    same: StepWatch | None = None
 
 
 def take_step(
@@ -197,7 +200,8 @@ def take_step(
         loss_scale: factor that the losses of this step were multiplied by before their backward.
 
     Raises:
-        ModelError: the ranks gathered different units, so what they computed is not one model's; on every rank.
+        ModelError: the ranks gathered different units, so what they computed is not one model's; or ranks that share
+            each layer had other inputs, random numbers or losses. On every rank.
     """
     # 1. The one host read: the norm over all ranks, and with it the mean loss and whether all gathered the same. Two
     #    all-reduces of a few numbers where gradients are sharded, else one.
@@ -211,7 +215,10 @@ def take_step(
         mark=parts.store.take_fingerprint() ^ parts.writes.take_mark(),
         stage=parts.pipeline,
         extra_N=shared_2,
-        more=[] if unused is None else [unused.count_1()],
+        more=[
+            *([] if unused is None else [unused.count_1()]),
+            *([] if parts.same is None else [parts.same.shared_3()]),
+        ],
     )
     if totals.differing:
         if parts.pipeline[0] not in totals.differing:
@@ -221,6 +228,9 @@ def take_step(
             )
         parts.writes.refuse_differences(at)
         parts.store.refuse_order(at)
+    if parts.same is not None:
+        parts.same.refuse_differences(totals.sums[-3:], parts.world, at=at)
+        parts.same.forget()
     norm = totals.norm / loss_scale
 
     # 2. The update of the ranges this rank owns, then of the parameters that forward reads. All ranks see the same

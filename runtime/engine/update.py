@@ -13,6 +13,7 @@ from dsrun.config.config import Config
 from ..mesh.join.groups import ProcessGroupMesh
 from ..optim.sharded import ShardOptimizer
 from ..optim.states.format import FP32_STATES, STATE_FORMATS
+from ..parallel.tensor.same_steps import StepWatch
 from ..precision.configured import loss_scale_of, skips_non_finite
 from ..precision.loss_scale import LossScale
 from ..protocols import ChangeFence, Scheduler
@@ -103,7 +104,14 @@ def make_update(
     )
 
 
-def step_parts(sharded: ShardedModel, update: Update, mesh: ProcessGroupMesh, *, writes: ScriptWrites) -> StepParts:
+def step_parts(
+    sharded: ShardedModel,
+    update: Update,
+    mesh: ProcessGroupMesh,
+    *,
+    writes: ScriptWrites,
+    same: StepWatch | None,
+) -> StepParts:
     """Returns what an optimizer step works on; every rank must call, see `spread_of`.
 
     Args:
@@ -111,6 +119,7 @@ def step_parts(sharded: ShardedModel, update: Update, mesh: ProcessGroupMesh, *,
         update: the optimizer of its masters.
         mesh: ranks that state is cut over.
         writes: values that the script writes to parameters.
+        same: watch over what ranks that share each layer do; None for none.
     """
     return StepParts(
         units=sharded.units,
@@ -124,6 +133,7 @@ def step_parts(sharded: ShardedModel, update: Update, mesh: ProcessGroupMesh, *,
         store=sharded.store,
         writes=writes,
         away=update.away,
+        same=same,
     )
 
 

@@ -65,7 +65,9 @@ def shards_of(engine: Engine) -> ShardOptimizer:
 
 def step_of(engine: Engine) -> StepParts:
     """What an optimizer step works on."""
-    return step_parts(engine._sharded, engine._update, engine._mesh, writes=engine._hooks.access.writes)
+    return step_parts(
+        engine._sharded, engine._update, engine._mesh, writes=engine._hooks.access.writes, same=engine._hooks.same
+    )
 
 
 def saver_of(engine: Engine) -> Saver:

@@ -20,6 +20,7 @@ from ...mesh.agree.same import largest
 from ...mesh.join.groups import ProcessGroupMesh
 from ...optim.sharded import ShardOptimizer
 from ...parallel.pipeline.stages import Stages
+from ...parallel.tensor.same_steps import StepWatch
 from ...protocols import ChangeFence
 from ...zero.access.state_dicts import watch_state_dicts
 from ...zero.access.whole import ParamAccess
@@ -39,11 +40,13 @@ class Hooks:
         units: Hooks that gather parameters and reduce gradients, a unit at a time.
         activations: Treatment of the blocks' activations; None where they are kept.
         access: Whole parameters, masters and states for who asks.
+        same: Watch over what ranks that share each layer do; None where none do, or nothing is to be compared.
     """
 
     units: UnitHooks
     activations: Activations | None
     access: ParamAccess
+    same: StepWatch | None
 
 
 def attach(
@@ -100,7 +103,16 @@ def attach(
     access.settle(sharded.module)
     watch_state_dicts(sharded.module)
     give_freed_pages_back()  # of the tensors that the model was built with
-    return Hooks(hooks, activations, access)
+    return Hooks(hooks, activations, access, _watch_steps(sharded.module, settings, mesh))
+
+
+def _watch_steps(model: nn.Module, settings: Config, mesh: ProcessGroupMesh) -> StepWatch | None:
+    if mesh.tensor.size == 1 or not settings.tensor_parallel.check:
+        return None
+    ranks = mesh.spec.peers(mesh.info.rank, mesh.spec.role_axes("tensor"))
+    watch = StepWatch(ranks, mesh.tensor.rank, mesh.device, draws=mesh.spec.stages == 1)
+    watch.follow(model)
+    return watch
 
 
 def _chunk_of(stages: Stages) -> Callable[[nn.Module], int]:

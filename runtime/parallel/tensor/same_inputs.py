@@ -22,7 +22,8 @@ from ...mesh.collectives import Collectives
 from ...own_hooks import OwnHook
 
 _LABEL = "inputs of the first forward"
-_HINT = (
+#: What mends other inputs.
+HINT = (
     "the loader of initialize gives ranks that share a layer the same samples; a sampler of the script's own takes "
     "num_replicas=engine.dp_world_size and rank=engine.get_data_parallel_rank()"
 )
@@ -45,7 +46,7 @@ def check_inputs_once(
 
     def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         handle.remove()
-        check_inputs(_by_name(module, args, kwargs), axis, ranks=ranks, device=device)
+        check_inputs(arguments_by_name(module, args, kwargs), axis, ranks=ranks, device=device)
 
     handle = model.register_forward_pre_hook(OwnHook(look), with_kwargs=True, prepend=True)
     return handle
@@ -68,7 +69,7 @@ def check_inputs(inputs: Mapping[str, Any], axis: Collectives, *, ranks: Sequenc
     if axis.size == 1:
         return
     with torch.no_grad():
-        digests = {name: _digest(tensor) for name, tensor in _tensors(inputs)}
+        digests = {name: _digest(tensor) for name, tensor in tensors_in(inputs)}
     text = json.dumps(digests, sort_keys=True)
     everyone = torch.empty(8 * axis.size, dtype=torch.uint8, device=device)
     own = torch.frombuffer(bytearray(xxh3_64(text.encode()).digest()), dtype=torch.uint8)
@@ -87,11 +88,11 @@ def check_inputs(inputs: Mapping[str, Any], axis: Collectives, *, ranks: Sequenc
     raise ModelError(
         f"model: ranks {', '.join(map(str, ranks))} share each layer, and were not given the same inputs as rank "
         f"{ranks[0]}: {'; '.join(found)}",
-        hint=_HINT,
+        hint=HINT,
     )
 
 
-def _by_name(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_by_name(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a forward by the names that its parameters have."""
     try:
         given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
@@ -100,16 +101,16 @@ def _by_name(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     return dict(given)
 
 
-def _tensors(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+def tensors_in(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors in arguments, with the names by which they are reached."""
     if isinstance(inputs, Tensor):
         yield name, inputs
     elif isinstance(inputs, Mapping):
         for key, value in cast("Mapping[Any, Any]", inputs).items():
-            yield from _tensors(value, f"{name}[{key!r}]" if name else str(key))
+            yield from tensors_in(value, f"{name}[{key!r}]" if name else str(key))
     elif isinstance(inputs, list | tuple):
         for place, value in enumerate(cast("Sequence[Any]", inputs)):
-            yield from _tensors(value, f"{name}[{place}]")
+            yield from tensors_in(value, f"{name}[{place}]")
 
 
 def _digest(tensor: Tensor) -> str:

@@ -207,9 +207,12 @@ class TensorParallel(Section):
             effect="saves no compute, and gathers weights and inputs of every layer",
         ),
     ] = False
-    check: Annotated[Flag, knob("Compare one block of each stack, cut, with the whole one in the first forward.")] = (
-        True
-    )
+    check: Annotated[
+        Flag,
+        knob(
+            "Compare cut blocks with whole ones in the first forward, and what ranks that share layers do at each step."
+        ),
+    ] = True
     injection_policy_tuple: Annotated[
         Names | None,
         knob(

@@ -1,0 +1,105 @@
+"""Ranks that share layers and do something else than each other are told at the next update, and not by the loss."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import dsrun
+from dsrun.errors import ModelError
+from support.llama import TinyLlama, settings, tokens
+from support.ranks import run_ranks
+
+
+def body(what: str, dropout: float, more: dict[str, Any]) -> tuple[list[float], str]:
+    """Trains, and does something on one rank alone before the third update; returns losses and what was raised."""
+    torch.set_num_threads(1)
+    torch.manual_seed(11)
+    rank = int(os.environ["RANK"])
+    tensor = more.pop("autotp_size", 2)
+    engine: Any = dsrun.initialize(
+        model=TinyLlama(dropout=dropout), config=settings(tensor, tensor_parallel=more, gradient_accumulation_steps=2)
+    )[0]
+    place, is_odd = divmod(rank, tensor)
+    losses: list[float] = []
+    try:
+        for step in range(4):
+            for micro in range(2):
+                batch = tokens(step, micro, place)
+                inputs, labels = batch[:, :-1], batch[:, 1:]
+                if step == 2 and is_odd:
+                    match what:
+                        case "inputs":
+                            inputs = inputs.flip(1)
+                        case "labels":
+                            labels = labels.flip(1)
+                        case "seeds":
+                            torch.manual_seed(rank)
+                        case "a draw" if micro:
+                            torch.rand(())
+                        case _:
+                            pass
+                if what == "evaluation":
+                    engine.eval()
+                    with torch.no_grad():
+                        engine(inputs)
+                    engine.train()
+                loss = F.cross_entropy(engine(inputs).flatten(0, 1), labels.flatten())
+                engine.backward(loss)
+                engine.step()
+                losses.append(loss.item())
+    except ModelError as error:
+        return losses, error.render()
+    finally:
+        engine.destroy()
+    return losses, ""
+
+
+@pytest.mark.parametrize(
+    ("what", "dropout", "said"),
+    [
+        ("inputs", 0.0, "other inputs on rank 1 and losses "),
+        ("labels", 0.0, "losses "),
+        ("seeds", 0.1, "other random numbers on rank 1"),
+        ("a draw", 0.1, "other random numbers on rank 1"),
+    ],
+)
+def test_what_one_rank_does_alone_is_told_on_all_before_the_weights_change(
+    what: str, dropout: float, said: str
+) -> None:
+    found = run_ranks(2, body, what, dropout, {})
+    texts = {text for _, text in found}
+    (text,) = texts
+    assert text.startswith(
+        "error: model: ranks that share each layer did not do the same at step 3, micro step 2: ranks 0, 1: "
+    )
+    assert said in text
+    assert "num_replicas=engine.dp_world_size" in text
+    assert all(len(losses) == 5 for losses, _ in found)
+
+
+@pytest.mark.parametrize(("what", "dropout"), [("nothing", 0.1), ("evaluation", 0.1), ("seeds", 0.0), ("a draw", 0.0)])
+def test_what_changes_nothing_is_not_told(what: str, dropout: float) -> None:
+    """Random numbers that no forward draws are the script's own, say for its data."""
+    first, second = run_ranks(2, body, what, dropout, {})
+    assert first == second
+    assert first[1] == ""
+    assert len(first[0]) == 8
+
+
+def test_replicas_differ_as_they_should_and_one_that_is_torn_is_named() -> None:
+    assert [text for _, text in run_ranks(4, body, "nothing", 0.1, {})] == [""] * 4
+    texts = {text for _, text in run_ranks(4, body, "labels", 0.0, {})}
+    (text,) = texts
+    assert "ranks 0, 1: losses " in text
+    assert "; ranks 2, 3: losses " in text
+
+
+def test_without_comparisons_nothing_is_told() -> None:
+    first, second = run_ranks(2, body, "labels", 0.0, {"check": False})
+    assert first[1] == second[1] == ""
+    assert first[0] != second[0]
