@@ -2,11 +2,11 @@
 
     python scripts/bench/pipeline.py [--deepspeed-python PYTHON] [--only steps schedules ...] [--runs 9] [--json F]
 
-All contenders train one model, cut at the same layers, on the same micro batches, one thread a rank, each in processes
-of its own, which live through the section and take turns of a few steps: figures of a round are neighbours in time, and
-ratios are medians of ratios within a round. The first step of a turn does not count, for in training a step follows
-another. A step is the slowest rank's. Losses must agree, or the section fails. A machine with fewer idle cores than
-ranks shows other figures: what runs beside it takes the turns of a stage.
+All contenders train one model, cut at the same layers, on the same micro batches, clipped by the norm over all stages,
+one thread a rank, each in processes of its own, which live through the section and take turns of a few steps: figures
+of a round are neighbours in time, and ratios are medians of ratios within a round. The first step of a turn does not
+count, for in training a step follows another. A step is the slowest rank's. Losses must agree, or the section fails. A
+machine with fewer idle cores than ranks shows other figures: what runs beside it takes the turns of a stage.
 
 Sections:
     steps     a step of a small GPT, 2 ranks, 8 micro batches, fp32, and one rank without a pipeline

@@ -43,9 +43,9 @@ from typing import Any
 
 import torch
 from sections import measure
+from teams.team import Team
 from zero_peers.figures import Figures
 from zero_peers.job import LARGE, MEDIUM, SHORT, STACK, Job, Shape
-from zero_peers.team import Team
 from zero_peers.with_dsrun import config_of
 
 #: How far losses of contenders may lie apart: roundings of bf16, in another order.
@@ -99,7 +99,8 @@ class Options:
         if job.contender == "deepspeed":
             assert self.peer_python is not None, "it is no peer then"
             return Team(job, python=self.peer_python)
-        return Team(job)
+        # In bf16 the floor uses half of it.
+        return Team(job, shared_bytes=job.shape.numel * 4 if job.contender == "floor" else 0)
 
 
 def take_turns(teams: Sequence[tuple[str, Team]], rounds: int, steps: int = 1) -> dict[str, list[dict[str, float]]]:
@@ -141,9 +142,7 @@ def _steps_of_stage(options: Options, shape: Shape, stage: int) -> Figures:
     with ExitStack() as stack:
         teams: list[tuple[str, Team]] = []
         for contender in (*options.ours, *options.peers, "floor"):
-            team = stack.enter_context(options.team(Job(contender, stage, 2, shape, options.bf16)))
-            team.ask("build")
-            teams.append((contender, team))
+            teams.append((contender, stack.enter_context(options.team(Job(contender, stage, 2, shape, options.bf16)))))
         taken = take_turns(teams, options.runs)
     for row, found in taken.items():
         halves = [statistics.median(step[key] for step in found) for key in ("backward_s", "update_s")]
@@ -168,7 +167,6 @@ def traffic(options: Options) -> list[Figures]:
     table = Figures(f"Bytes through dsrun's collectives in a step, 2 ranks, {options.dtype}", "MiB")
     for stage in options.stages:
         with options.team(Job("dsrun", stage, 2, SHORT, options.bf16)) as team:
-            team.ask("build")
             team.step(2)
             before = team.ask("traffic")[0]
             team.step()
@@ -209,7 +207,6 @@ def memory(options: Options) -> list[Figures]:
         for contender in (*options.ours, *peers):
             rows[contender] = row = f"stage {stage}, {contender}"
             with options.team(Job(contender, stage, 2, LARGE, options.bf16, sampled=True)) as team:
-                team.ask("build")
                 built = team.ask("memory")
                 team.ask("reset")
                 team.step(3)
@@ -258,7 +255,7 @@ def start(options: Options) -> list[Figures]:
         for stage in options.stages:
             for contender in (*options.ours, *(peer for peer in options.peers if stage in (1, 3))):
                 with options.team(Job(contender, stage, 2, LARGE, options.bf16)) as team:
-                    table.add(f"stage {stage}, {contender}", max(team.ask("build")))
+                    table.add(f"stage {stage}, {contender}", max(team.build_s))
     for stage in options.stages:
         table.demand(f"stage {stage}: <= 2", table.median(f"stage {stage}, dsrun"), most=2.0)
     return [table]
@@ -275,8 +272,6 @@ def alone(options: Options) -> list[Figures]:
                 teams.append(
                     (f"stage {stage}", stack.enter_context(options.team(Job("dsrun", stage, 1, MEDIUM, bf16))))
                 )
-            for _, team in teams:
-                team.ask("build")
             taken = take_turns(teams, options.runs)
         for row, found in taken.items():
             for step in found:
@@ -299,7 +294,6 @@ def overhead(options: Options) -> list[Figures]:
                 job = Job(contender, stage, 1, STACK, False)
                 teams.append((f"{contender}, stage {stage}", stack.enter_context(options.team(job))))
         for _, team in teams:
-            team.ask("build")
             team.step(3)
         taken = take_turns(teams, options.runs, steps=8)
     plain = taken.pop("plain")
@@ -349,8 +343,8 @@ def main() -> None:
     print(f"python {platform.python_version()}, torch {torch.__version__}, {machine}\n")
     if options.peer_python is not None:
         # What it compiles it keeps, and no figure shall hold a compiler.
-        with options.team(Job("deepspeed", 1, 2, SHORT, True)) as team:
-            team.ask("build")
+        with options.team(Job("deepspeed", 1, 2, SHORT, True)):
+            pass
     measure(SECTIONS, args.only, options, runs=options.runs, json_file=args.json)
 
 

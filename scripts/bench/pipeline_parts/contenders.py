@@ -11,6 +11,7 @@ from .job import Job
 from .model import bounds_of, layers_of, loss_of
 
 LEARNING_RATE = 1e-4
+CLIPPING = 1.0
 Batch = list[tuple[Tensor, Tensor]]
 
 
@@ -54,6 +55,7 @@ class _Plain:
             loss = loss_of(self._model(inputs), labels) / len(batch)
             loss.backward()
             total += float(loss.detach())
+        nn.utils.clip_grad_norm_(self._model.parameters(), CLIPPING)
         self._optimizer.step()
         self._optimizer.zero_grad()
         return total
@@ -98,9 +100,19 @@ class _Torch:
             self._schedule.step(*args, target=labels, losses=losses)
         else:
             self._schedule.step(*args)
+        self._clip()
         self._optimizer.step()
         self._optimizer.zero_grad()
         return float(torch.stack(losses).mean()) if losses else None
+
+    def _clip(self) -> None:
+        """Clips by the norm over all stages, which torch leaves to the script."""
+        import torch.distributed as dist
+
+        params = list(self._modules.parameters())
+        squares = nn.utils.get_total_norm([param.grad for param in params if param.grad is not None]).square()
+        dist.all_reduce(squares)
+        nn.utils.clip_grads_with_norm_(params, CLIPPING, squares.sqrt())
 
 
 class _DeepSpeed:
@@ -119,6 +131,7 @@ class _DeepSpeed:
         config = {
             "train_micro_batch_size_per_gpu": job.samples,
             "gradient_accumulation_steps": job.micros,
+            "gradient_clipping": CLIPPING,
             "steps_per_print": 1_000_000,
         }
         self._engine: Any = deepspeed.initialize(
@@ -140,6 +153,7 @@ class _Dsrun:
             "train_micro_batch_size_per_gpu": job.samples,
             "gradient_accumulation_steps": job.micros,
             "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "weight_decay": 0.01}},
+            "gradient_clipping": CLIPPING,
             "steps_per_print": 1_000_000,
             "pipeline": {"stages": job.ranks, "schedule": job.schedule, "virtual_stages": job.chunks},
         }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from teams.job import JsonJob
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Job(JsonJob):
     """One rank's work.
 
     Attributes:
@@ -42,13 +43,3 @@ class Job:
     vocab: int = 2048
     samples: int = 1
     forward_ms: float = 0.0
-
-    def to_json(self) -> str:
-        """Returns the job as text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Job:
-        """Reads what `to_json` wrote."""
-        fields: dict[str, Any] = json.loads(text)
-        return cls(**fields)

@@ -19,7 +19,8 @@ import torch
 from sections import measure
 from zero_peers.figures import Figures
 
-from .team import Job, Team
+from .job import Job
+from .team import Team
 
 _STEPS_OF_A_TURN = 3
 

@@ -51,7 +51,14 @@ class Rank:
 
     def _step(self) -> dict[str, float | None]:
         self._steps += 1
-        batch = self._batch_of(self._steps)
+        return self.measured_step(self._batch_of(self._steps))
+
+    def measured_step(self, batch: Any) -> dict[str, float | None]:
+        """Trains on a batch; returns the loss, and seconds by the name of what they are of, `cpu_s` at its end or not.
+
+        Args:
+            batch: batch of `batch_of`.
+        """
         cpu_s, began_s = time.process_time(), time.perf_counter()
         loss = self.trainer.step(batch)
         return {"step_s": time.perf_counter() - began_s, "cpu_s": time.process_time() - cpu_s, "loss": loss}

@@ -8,39 +8,21 @@ import select
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
+
+from .job import Job
 
 _CHECKOUT = Path(__file__).resolve().parents[3]
 #: For the slowest word there is; a rank that hangs is an error and not a figure.
 _LIMIT_S = 300.0
+#: Variable with the descriptor of the memory that a team's ranks share.
+SHARED_MEMORY_ENV = "BENCH_SHARED_MEMORY"
 #: Ranks of peers end with Gloo's threads at work; nobody waits for that.
 _END_S = 10.0
-
-
-class Job(Protocol):
-    """What ranks shall do."""
-
-    @property
-    def program(self) -> str:
-        """Module that a rank runs, with the job as its argument; see `rank.py`."""
-        ...
-
-    @property
-    def contender(self) -> str:
-        """Name of whose ranks they are."""
-        ...
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks."""
-        ...
-
-    def to_json(self) -> str:
-        """Returns the job as text."""
-        ...
 
 
 class Team:
@@ -49,11 +31,24 @@ class Team:
     Args:
         job: job that the ranks do.
         python: the interpreter that has the contender.
+        checkout: checkout of this repository that the ranks import dsrun and the contenders from.
+        shared_bytes: bytes of memory that the ranks share, see `SHARED_MEMORY_ENV`; 0: none.
+
+    Attributes:
+        build_s: seconds that each rank has built for, in order of rank.
     """
 
-    def __init__(self, job: Job, *, python: str = sys.executable) -> None:
+    def __init__(
+        self, job: Job, *, python: str = sys.executable, checkout: Path = _CHECKOUT, shared_bytes: int = 0
+    ) -> None:
         self.job = job
+        self.build_s: list[float] = []
         self._python = python
+        self._checkout = checkout
+        self._memory: int | None = None
+        if shared_bytes:
+            self._memory = os.memfd_create("shared")
+            os.ftruncate(self._memory, shared_bytes)
         self._ranks: list[subprocess.Popen[str]] = []
         self._store: TCPStore | None = None
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
@@ -66,15 +61,16 @@ class Team:
             self._ranks.append(
                 subprocess.Popen(
                     [self._python, "-m", self.job.program, self.job.to_json()],
-                    env=_environment(rank, self.job.ranks, self._store.port),
+                    env=self._environment(rank, self._store.port),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._log,
                     text=True,
+                    pass_fds=() if self._memory is None else (self._memory,),
                 )
             )
         try:
-            self.ask("build")
+            self.build_s = self.ask("build")
         except BaseException:
             self.__exit__()
             raise
@@ -92,6 +88,8 @@ class Team:
                 process.kill()
                 process.wait()
         self._log.close()
+        if self._memory is not None:
+            os.close(self._memory)
 
     def ask(self, words: str) -> list[Any]:
         """Says one thing to all ranks and returns their answers, in order of rank."""
@@ -103,14 +101,7 @@ class Team:
 
     def step(self, count: int = 1) -> list[dict[str, float]]:
         """Takes steps; returns of each the slowest rank's seconds, the processor seconds of all ranks, and the loss."""
-        return [
-            {
-                "step_s": max(rank["step_s"] for rank in ranks),
-                "cpu_s": sum(rank["cpu_s"] for rank in ranks),
-                "loss": next(rank["loss"] for rank in reversed(ranks) if rank["loss"] is not None),
-            }
-            for ranks in zip(*self.ask(f"step {count}"), strict=True)
-        ]
+        return [_of_all(ranks) for ranks in zip(*self.ask(f"step {count}"), strict=True)]
 
     def _read(self, process: subprocess.Popen[str]) -> str:
         assert process.stdout is not None
@@ -118,22 +109,31 @@ class Team:
         line = process.stdout.readline() if ready else ""
         if not line:
             self._log.seek(0)
-            raise RuntimeError(f"{self.job.contender}: no answer; the ranks said:\n{self._log.read()[-3000:]}")
+            raise RuntimeError(f"{self.job}: no answer; the ranks said:\n{self._log.read()[-3000:]}")
         return line
 
+    def _environment(self, rank: int, port: int) -> dict[str, str]:
+        place = {
+            "RANK": rank,
+            "WORLD_SIZE": self.job.ranks,
+            "LOCAL_RANK": rank,
+            "LOCAL_WORLD_SIZE": self.job.ranks,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "OMP_NUM_THREADS": 1,
+            "DS_ACCELERATOR": "cpu",
+        }
+        if self._memory is not None:
+            place[SHARED_MEMORY_ENV] = self._memory
+        paths = [str(self._checkout / "scripts" / "bench"), str(self._checkout / "src")]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("DSRUN_")}
+        return {**kept, "PYTHONPATH": os.pathsep.join(paths), **{name: str(value) for name, value in place.items()}}
 
-def _environment(rank: int, size: int, port: int) -> dict[str, str]:
-    place = {
-        "RANK": rank,
-        "WORLD_SIZE": size,
-        "LOCAL_RANK": rank,
-        "LOCAL_WORLD_SIZE": size,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "OMP_NUM_THREADS": 1,
-        "DS_ACCELERATOR": "cpu",
+
+def _of_all(ranks: Sequence[dict[str, Any]]) -> dict[str, float]:
+    together = {
+        key: (sum if key.endswith("cpu_s") else max)(rank[key] for rank in ranks) for key in ranks[0] if key != "loss"
     }
-    paths = [str(_CHECKOUT / "scripts" / "bench"), str(_CHECKOUT / "src")]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("DSRUN_")}
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths), **{name: str(value) for name, value in place.items()}}
+    # Of a pipeline, perhaps the last stage alone knows it.
+    return {**together, "loss": next(rank["loss"] for rank in reversed(ranks) if rank["loss"] is not None)}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from teams.job import JsonJob
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Job(JsonJob):
     """One rank's work on a Llama.
 
     Attributes:
@@ -44,13 +45,3 @@ class Job:
     vocab: int = 8192
     samples: int = 4
     seq: int = 128
-
-    def to_json(self) -> str:
-        """Returns the job as text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Job:
-        """Reads what `to_json` wrote."""
-        fields: dict[str, Any] = json.loads(text)
-        return cls(**fields)

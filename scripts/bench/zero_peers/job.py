@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from teams.job import JsonJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +46,27 @@ STACK = Shape(layers=24, hidden=16, heads=1, vocab=0, seq=1, micro=2)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Job(JsonJob):
     """One rank's work.
 
     Attributes:
+        program: module that a rank runs.
         contender: `dsrun`, `deepspeed`, `fsdp2`, `plain` (one process and a torch optimizer), or `floor`.
         stage: ZeRO stage; for the contender `floor`, the stage that it does the work of.
         ranks: number of ranks of the job.
         shape: the model.
         bf16: parameters and gradients in bf16 with fp32 masters, else everything in fp32.
-        memfd: descriptor of memory that the ranks of `floor` share; -1 for none.
         sampled: note the most memory that is resident, every few milliseconds.
     """
+
+    program: ClassVar[str] = "zero_peers.rank"
 
     contender: str
     stage: int
     ranks: int
     shape: Shape
     bf16: bool
-    memfd: int = -1
     sampled: bool = False
-
-    def to_json(self) -> str:
-        """Returns the job as text."""
-        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Job:

@@ -1,20 +1,17 @@
-"""One rank of one contender: builds it, then does as it is told on stdin and answers on stdout, a line of JSON each.
+"""One rank of one contender of `zero.py`; see `teams/rank.py`.
 
     python -m zero_peers.rank JOB          (RANK and its kin in the environment, as torchrun sets them)
 
-Words: `build`, answered with its seconds; `step N`: N steps, and the seconds of each and of its halves; `memory` and
-`reset`: see memory.py; `traffic`. The end of stdin ends it. Whatever else prints goes to stderr.
+A step's seconds are told by its halves too. More words: `memory` and `reset`: see memory.py; `traffic`.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from typing import Any
 
 import torch
+from teams.rank import Rank, serve
 from torch import Tensor, nn
 
 from . import contender
@@ -25,24 +22,20 @@ from .memory import Sampler, resident
 _SEED = 20
 
 
-class Rank:
-    """What the words mean."""
-
+class _ZeroRank(Rank):
     def __init__(self, job: Job, rank: int) -> None:
-        self._job = job
-        self._rank = rank
-        self._steps = 0
-        self._trainer: contender.Trainer | None = None
         self._imported = resident().total
         self._sampler = Sampler() if job.sampled else None
+        torch.manual_seed(_SEED)
+        # Given away when the contender is built: what it frees of the model is then free.
+        models: list[nn.Module] = [_stack() if job.shape == STACK else GPT(job.shape)]
+        super().__init__(
+            lambda: contender.build(models.pop(), job, rank=rank), lambda step: _batch_of(job, rank=rank, step=step)
+        )
 
     def answer(self, word: str, count: int) -> Any:
-        """Returns what the front shall know."""
+        """See `Rank`."""
         match word:
-            case "build":
-                return self._build()
-            case "step":
-                return [self._step() for _ in range(count)]
             case "memory":
                 assert self._sampler is not None, "the job is not sampled"
                 return {**self._sampler.report(), "imported": self._imported}
@@ -51,23 +44,16 @@ class Rank:
                 self._sampler.reset()
                 return None
             case "traffic":
-                return self._built().traffic()
+                return self.trainer.traffic()
             case _:
-                raise AssertionError(f"unknown word {word!r}")
+                return super().answer(word, count)
 
-    def _build(self) -> float:
-        torch.manual_seed(_SEED)
-        model = _stack() if self._job.shape == STACK else GPT(self._job.shape)
-        began_s = time.perf_counter()
-        self._trainer = contender.build(model, self._job, rank=self._rank)
-        return time.perf_counter() - began_s
-
-    def _step(self) -> dict[str, float]:
-        trainer, batch = self._built(), self._batch()
+    def measured_step(self, batch: Any) -> dict[str, float | None]:
+        """See `Rank`."""
         cpu_s, began_s = time.process_time(), time.perf_counter()
-        loss = trainer.forward_backward(batch)
+        loss = self.trainer.forward_backward(batch)
         middle_cpu_s, middle_s = time.process_time(), time.perf_counter()
-        trainer.update()
+        self.trainer.update()
         ended_s = time.perf_counter()
         return {
             "step_s": ended_s - began_s,
@@ -78,16 +64,11 @@ class Rank:
             "loss": loss,
         }
 
-    def _batch(self) -> Tensor:
-        self._steps += 1
-        shape = self._job.shape
-        if shape == STACK:
-            return torch.ones(shape.micro, shape.hidden)
-        return batch_of(shape, rank=self._rank, step=self._steps)
 
-    def _built(self) -> contender.Trainer:
-        assert self._trainer is not None, "`build` comes first"
-        return self._trainer
+def _batch_of(job: Job, *, rank: int, step: int) -> Tensor:
+    if job.shape == STACK:
+        return torch.ones(job.shape.micro, job.shape.hidden)
+    return batch_of(job.shape, rank=rank, step=step)
 
 
 def _stack() -> nn.Module:
@@ -101,18 +82,11 @@ def _stack() -> nn.Module:
     return Loss(STACK.layers, STACK.hidden)
 
 
-def main() -> None:
-    """Reads words until there are no more."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    torch.set_num_threads(1)
-    job = Job.from_json(sys.argv[1])
+def _rank(text: str, number: int) -> Rank:
+    job = Job.from_json(text)
     contender.prepare(job)
-    rank = Rank(job, int(os.environ["RANK"]))
-    for line in sys.stdin:
-        word, _, count = line.strip().partition(" ")
-        print(json.dumps(rank.answer(word, int(count or 1))), file=answers, flush=True)
+    return _ZeroRank(job, number)
 
 
 if __name__ == "__main__":
-    main()
+    serve(_rank)

@@ -8,8 +8,10 @@ of the parameters with two ranks, and half of the parameters once more at stage 
 from __future__ import annotations
 
 import mmap
+import os
 
 import torch
+from teams.team import SHARED_MEMORY_ENV
 from torch import Tensor, nn
 
 from .contender import CLIPPING, LEARNING_RATE
@@ -29,7 +31,8 @@ class Floor:
         share = numel // job.ranks
         dtype = self._params[0].dtype
         # Slice r is written by rank r and read by all others.
-        memory = torch.frombuffer(mmap.mmap(job.memfd, share * job.ranks * dtype.itemsize), dtype=dtype)
+        shared = mmap.mmap(int(os.environ[SHARED_MEMORY_ENV]), share * job.ranks * dtype.itemsize)
+        memory = torch.frombuffer(shared, dtype=dtype)
         slices = list(memory.split(share))
         self._mine = slices.pop(rank).fill_(0)
         self._others = slices

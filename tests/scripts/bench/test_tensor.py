@@ -54,6 +54,8 @@ def test_a_cut_layer_is_judged_by_a_plain_one(tmp_path: Path) -> None:
         demands = [demand for demand in demands_of(table) if "over Linear, forward <=" in demand]
         assert demands == [f"{layer}, forward, over Linear, forward <= {limit} us" for layer in ("row", "column")]
         rows = {row["name"]: row["median"] for row in table["rows"]}
+        if limit == 5:  # one rank sums nothing, and differs from a plain layer by less than a busy machine's noise
+            continue
         # A sum over ranks stands in a row's forward, and in a column's backward.
         assert rows["row, forward"] > rows["Linear, forward"]
         assert rows["column, forward and backward"] > rows["Linear, forward and backward"]
