@@ -79,7 +79,7 @@ class _Region:
         whole: twin of it before it was cut.
         cut: twin of it as it is cut, which takes and returns whole sequences.
         kind: all of its kind.
-        terms: what is the same for all.
+        terms: values that are the same for all regions.
         look: function that compares the region in a call of it.
     """
 
