@@ -37,6 +37,7 @@ __all__ = [
     "compiler_memory_budget",
     "foreach_mul",
     "foreach_zero",
+    "forward_hooks",
     "forward_pre_hooks",
     "function_modes",
     "fused_adam",
@@ -144,6 +145,11 @@ def foreach_zero(tensors: Sequence[Tensor]) -> None:
 def forward_pre_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
     """Returns what a module calls before its forward, in order."""
     return list(module._forward_pre_hooks.values())  # pyright: ignore[reportPrivateUsage]
+
+
+def forward_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
+    """Returns what a module calls behind its forward, in order."""
+    return list(module._forward_hooks.values())  # pyright: ignore[reportPrivateUsage]
 
 
 def fused_adam(options: Mapping[str, Any], count: Tensor) -> Callable[[Tensor, Tensor, Sequence[Tensor]], None]:

@@ -103,3 +103,47 @@ def test_without_comparisons_nothing_is_told() -> None:
     first, second = run_ranks(2, body, "labels", 0.0, {"check": False})
     assert first[1] == second[1] == ""
     assert first[0] != second[0]
+
+
+def caches(check: bool) -> list[float]:
+    """Trains a model that returns its keys, with tokens generated in between, and returns the losses."""
+
+    class Caching(TinyLlama):
+        def forward(self, tokens_BT: Any, past: Any = None) -> Any:
+            keys: list[Any] = []
+            hooks = [
+                layer.self_attn.k_proj.register_forward_hook(lambda module, args, output: keys.append(output))
+                for layer in self.layers
+            ]
+            logits = super().forward(tokens_BT)
+            for hook in hooks:
+                hook.remove()
+            return logits, tuple(keys)
+
+    torch.set_num_threads(1)
+    torch.manual_seed(11)
+    engine: Any = dsrun.initialize(model=Caching(), config=settings(2, tensor_parallel={"check": check}))[0]
+    losses: list[float] = []
+    try:
+        for step in range(2):
+            for micro in range(2):
+                batch = tokens(step, micro, 0)
+                engine.eval()
+                with torch.no_grad():
+                    _, past = engine(batch[:, :2])
+                    engine(batch[:, 2:3], tuple(key * 1.0 for key in past))
+                engine.train()
+                _, keys = engine(batch[:, :-1])
+                logits, _ = engine(batch[:, :-1], keys)  # keys of this rank's heads, given back
+                loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+                engine.backward(loss)
+                engine.step()
+                losses.append(loss.item())
+    finally:
+        engine.destroy()
+    return losses
+
+
+def test_caches_of_this_rank_s_heads_are_no_other_inputs() -> None:
+    first, second = run_ranks(2, caches, True)
+    assert first == second == run_ranks(2, caches, False)[0]

@@ -12,14 +12,16 @@ are summed, as the engine will. Ranks agree on what they have found: each differ
 raise, or none.
 
 [Note: nothing goes uncompared]
-A region that is never called itself is compared by the regions inside of it. A module whose plan is compared carries a
-guard until then: where it is called outside of all regions, the run ends. Where a region cannot be run alone, that is
-told. A forward without gradients shows less, so the first one with gradients is looked at too.
+A module whose plan is compared carries a guard until it has run in a comparison. Most run in the first one of their
+region. One that did not (cross attention that comes later, an expert without tokens) has the region compared again when
+it is called. A region that is never called itself is compared by the regions inside of it, and a module that is called
+outside of all regions ends the run. Where a region cannot be run alone, that is told. A forward without gradients shows
+less, so the first one with gradients is compared too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +34,7 @@ from torch.utils.hooks import RemovableHandle
 from dsrun.checkpoint_files.index.region import TensorBoxes
 from dsrun.errors import DsrunError, ModelError
 
+from ....compat import forward_hooks, forward_pre_hooks
 from ....late_compiler import UncompiledFunction
 from ....layout.cuts import CutParameter, Cuts
 from ....mesh.collectives import Collectives
@@ -41,7 +44,7 @@ from ..fronts import with_front
 from ..sequence.blocks import gets_slices, on_whole_sequences
 from ..sequence.operators import join_sequence, with_hidden
 from .differences import differences
-from .regions import Kind
+from .regions import Kind, is_inside, name_inside
 from .runs import Call, Run, aside, fp32, gradient_of, run_forward, with_weights
 
 _COMPARISON = "_dsrun_tensor_comparison"
@@ -78,9 +81,11 @@ class _Region:
         cuts: changes to its parameters, by their names in it.
         whole: twin of it before it was cut.
         cut: twin of it as it is cut, which takes and returns whole sequences.
+        open: names in it of the modules whose plan is compared.
         kind: all of its kind.
         terms: values that are the same for all regions.
-        look: function that compares the region in a call of it.
+        look: function that compares the region at the begin of a call of it.
+        running: calls of it that run.
     """
 
     name: str
@@ -89,9 +94,11 @@ class _Region:
     cuts: Mapping[str, CutParameter]
     whole: nn.Module
     cut: nn.Module
+    open: Sequence[str]
     kind: _Pending
     terms: _Terms
     look: Callable[[Call], None] = field(init=False)
+    running: list[Call] = field(default_factory=list[Call])
 
     def __deepcopy__(self, memo: object) -> None:
         """A copy of the model is compared by nobody."""
@@ -101,57 +108,91 @@ class _Region:
         self.look = UncompiledFunction(self._look)
 
     def _look(self, call: Call) -> None:
-        """Compares, unless that has been done and this call shows no more.
+        """Compares at the begin of a call, unless that has been done and this call shows no more.
 
         Raises:
             ModelError: naming the region, and what differs in it by how much.
         """
-        is_last = call.has_gradients()
-        if self.kind.seen and not is_last:
-            return
+        has_gradients = call.has_gradients()
+        if not self.kind.is_final and (has_gradients or not self.kind.seen):
+            self.compare(call, has_gradients=has_gradients)
+        self.kind.end_if_done()
+
+    def compare(self, call: Call, *, has_gradients: bool) -> None:
+        """Compares, and lets go of what ran.
+
+        Args:
+            call: arguments of the region's call.
+            has_gradients: whether its results may be trained by.
+        """
         device = next(self.module.parameters()).device
         with aside(device):
-            failure = _compare(self, call, device)
+            failure, ran = _compare(self, call, device)
         if failure:
             self.kind.give_up(self.name, failure, self.terms.say)
-        elif is_last:
-            self.kind.end()
         else:
-            self.kind.note_seen()
+            if not self.kind.is_final:
+                self._tell_hooks()
+            self.kind.note(ran, has_gradients=has_gradients)
+
+    def _tell_hooks(self) -> None:
+        """Says which modules have forward hooks of the script, which no twin has."""
+        hooked = [
+            f"`{'.'.join(filter(None, (self.name, name)))}`"
+            for name, part in self.module.named_modules()
+            if any(map(_is_scripts, [*forward_pre_hooks(part), *forward_hooks(part)]))
+        ]
+        if hooked:
+            more = f" and {len(hooked) - 3} more" if hooked[3:] else ""
+            self.terms.say(
+                f"tensor parallelism: forward hooks of {', '.join(hooked[:3])}{more} see this rank's part where the "
+                "layer is cut; what they change is not compared with the whole"
+            )
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A kind of regions of which none has been compared yet, or none in a forward with gradients.
+    """A kind of regions of which something has not been compared yet, or not in a forward with gradients.
 
     Attributes:
         regions: the regions.
-        inner: kinds inside of them.
-        guards: guards of the modules whose plan is compared here and in no inner region.
-        seen: whether a forward without gradients has been compared.
+        inner: kinds inside of them, by their names in these.
+        guards: guards of the modules that are compared here and in no inner region, by their names in a region.
+        seen: names of the modules that have run in a comparison without gradients.
+        is_final: whether a forward with gradients has been compared.
     """
 
     regions: list[_Region]
-    inner: list[_Pending]
-    guards: list[RemovableHandle]
-    seen: bool = False
+    inner: dict[str, _Pending]
+    guards: dict[str, list[RemovableHandle]]
+    seen: set[str] = field(default_factory=set[str])
+    is_final: bool = False
 
-    def note_seen(self) -> None:
-        """Modules in it may be called."""
-        self.seen = True
-        for guard in self.guards:
-            guard.remove()
-        for one in self.inner:
-            one.note_seen()
+    def note(self, ran: Collection[str], *, has_gradients: bool) -> None:
+        """Notes what has been compared.
 
-    def end(self) -> None:
-        """Nothing of it is compared any more."""
-        self.note_seen()
-        for region in self.regions:
-            if region.module.__dict__.pop(_COMPARISON, None) is not None:
-                region.module.__class__ = region.own
-        for one in self.inner:
-            one.end()
+        Args:
+            ran: names of the modules that ran, in a region.
+            has_gradients: whether gradients of all inputs were.
+        """
+        self.is_final |= has_gradients
+        self.seen.update(ran)
+        for name in self.guards.keys() & set(ran) if has_gradients else ():
+            self._let_go(name)
+        for part, one in self.inner.items():
+            inside = [name_inside(name, part) for name in ran if is_inside(name, part)]
+            if inside:
+                one.note(inside, has_gradients=has_gradients)
+        self.end_if_done()
+
+    def end_if_done(self) -> None:
+        """Has the regions be as they were, where nothing is left to be compared."""
+        if self.is_final and not self.waits():
+            self._end()
+
+    def waits(self) -> bool:
+        """Whether some module has not been compared."""
+        return bool(self.guards) or any(one.waits() for one in self.inner.values())
 
     def give_up(self, name: str, failure: str, say: Callable[[str], None]) -> None:
         """Says that a region cannot be compared; those inside of it still can.
@@ -161,10 +202,20 @@ class _Pending:
             failure: error of its forward.
             say: callback that prints a message once for the whole job.
         """
-        inner, self.inner = self.inner, []
-        self.end()
-        what = "its parts are compared in its place" if inner else "its plan is not checked"
+        what = "its parts are compared in its place" if self.inner else "its plan is not checked"
+        for guarded in list(self.guards):
+            self._let_go(guarded)
+        self._end()
         say(f"tensor parallelism: `{name}` cannot be run alone ({failure}); {what}")
+
+    def _let_go(self, name: str) -> None:
+        for guard in self.guards.pop(name):
+            guard.remove()
+
+    def _end(self) -> None:
+        for region in self.regions:
+            if region.module.__dict__.pop(_COMPARISON, None) is not None:
+                region.module.__class__ = region.own
 
 
 class _Compared:
@@ -174,8 +225,13 @@ class _Compared:
         region: _Region | None = self.__dict__.get(_COMPARISON)
         if region is None:
             return super().forward(*args, **kwargs)  # type: ignore[misc] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
-        region.look(Call(args, kwargs))
-        return region.own.forward(self, *args, **kwargs)
+        call = Call(args, kwargs)
+        region.look(call)
+        region.running.append(call)
+        try:
+            return region.own.forward(self, *args, **kwargs)
+        finally:
+            region.running.pop()
 
 
 def compare_in_first_forward(
@@ -203,17 +259,30 @@ def compare_in_first_forward(
         _wait(pending)
 
 
-def _pending(model: nn.Module, kind: Kind, terms: _Terms) -> _Pending:
-    pending = _Pending([], [_pending(model, one, terms) for one in kind.inner], [])
+def _pending(model: nn.Module, kind: Kind, terms: _Terms, around: Sequence[_Region] = ()) -> _Pending:
+    """Returns regions of a kind, and those inside of them.
+
+    Args:
+        model: model that has been cut.
+        kind: the kind.
+        terms: values that are the same for all regions.
+        around: regions that each of these is in; none for the outer ones.
+    """
+    pending = _Pending([], {}, {})
     for name, whole in zip(kind.names, kind.wholes, strict=True):
         module = model.get_submodule(name)
         twin = on_whole_sequences(twin_of(module, with_tensors=True), terms.axis)
         cuts = {key: terms.cuts[id(param)] for key, param in module.named_parameters() if id(param) in terms.cuts}
-        pending.regions.append(_Region(name, module, type(module), cuts, whole, twin, pending, terms))
+        pending.regions.append(_Region(name, module, type(module), cuts, whole, twin, kind.open, pending, terms))
+    for number, region in enumerate(pending.regions):
+        outwards = [region, *around[number : number + 1]]
         for part in kind.alone:
-            full = ".".join(filter(None, (name, part)))
-            guard = OwnHook(partial(_refuse, full, terms.source))
-            pending.guards.append(model.get_submodule(full).register_forward_pre_hook(guard))
+            module = region.module.get_submodule(part)
+            guard = OwnHook(partial(_guard, part, outwards))
+            pending.guards.setdefault(part, []).append(module.register_forward_pre_hook(guard))
+    for one in kind.inner:
+        part = name_inside(one.names[0], kind.names[0])
+        pending.inner[part] = _pending(model, one, terms, pending.regions)
     return pending
 
 
@@ -221,21 +290,46 @@ def _wait(pending: _Pending) -> None:
     for region in pending.regions:
         setattr(region.module, _COMPARISON, region)
         region.module.__class__ = with_front(_Compared, type(region.module))
-    for one in pending.inner:
+    for one in pending.inner.values():
         _wait(one)
 
 
-def _refuse(name: str, source: str, module: nn.Module, args: object) -> None:
+def _guard(name: str, regions: Sequence[_Region], module: nn.Module, args: object) -> None:
+    """Has a module be compared before it runs for the first time.
+
+    Args:
+        name: name of the module in the first region.
+        regions: regions that it is in, innermost first.
+        module: the module.
+        args: its arguments.
+    """
+    kind = regions[0].kind
+    running = [region for region in regions if region.running]
+    for region in reversed(running):
+        call = region.running[-1]
+        has_gradients = call.has_gradients()
+        if name in kind.seen and not has_gradients:
+            return
+        region.compare(call, has_gradients=has_gradients)
+        if name not in kind.guards or name in kind.seen:
+            return
+    inner = regions[0]
+    full = ".".join(filter(None, (inner.name, name)))
+    reason = (
+        "a run of these alone does not call it"
+        if running
+        else "none of the modules around it that hold its column and its row is called itself"
+    )
     raise ModelError(
-        f"model: `{name}` ({type(module).__name__}) is cut (plan of {source}), and is called where its plan cannot be "
-        "compared: none of the modules around it that hold its column and its row is called itself",
+        f"model: `{full}` ({type(module).__name__}) is cut (plan of {inner.terms.source}), and is called where its "
+        f"plan cannot be compared: {reason}",
         hint='call the block, or the module of the layers, and not their parts; `"check": false` in `tensor_parallel` '
         "believes the plan",
     )
 
 
-def _compare(region: _Region, call: Call, device: torch.device) -> str:
-    """Compares a region with the whole one; returns why it cannot be, or nothing.
+def _compare(region: _Region, call: Call, device: torch.device) -> tuple[str, list[str]]:
+    """Compares a region with the whole one; returns why it cannot be, or nothing, and the modules that ran.
 
     Args:
         region: the region.
@@ -262,7 +356,7 @@ def _compare(region: _Region, call: Call, device: torch.device) -> str:
                 stack.enter_context(with_weights(region.whole, wanted, names))
                 expected = run_forward(region.whole, wanted, call)
             if expected.error is not None or not expected.outputs:
-                return expected.failure or "it gives no tensor"
+                return expected.failure or "it gives no tensor", []
             if adds_noise and not expected.has_numbers():
                 continue
             with aside(device):  # anew, so that both draw the same random numbers
@@ -270,7 +364,7 @@ def _compare(region: _Region, call: Call, device: torch.device) -> str:
                     name: _leaf(_part(value.detach(), boxes.get(name), params[name])) for name, value in wanted.items()
                 }
                 stack.enter_context(with_weights(region.cut, own, names))
-                found = run_forward(region.cut, own, call)
+                found = run_forward(region.cut, own, call, watched=region.open)
             if isinstance(found.error, DsrunError):
                 raise found.error
             if found.error is not None:
@@ -293,7 +387,21 @@ def _compare(region: _Region, call: Call, device: torch.device) -> str:
         _fail(region, said.errors)
     if said.partial:
         _sum_gradients(said.partial, region)
-    return ""
+    return "", _agreed(found.ran, region.open, terms.axis, device)
+
+
+def _is_scripts(hook: Any) -> bool:
+    """Whether a hook is neither an engine's nor one of this package."""
+    owner = getattr(hook, "__self__", hook)
+    module: str = getattr(owner, "__module__", None) or type(owner).__module__
+    return not isinstance(hook, OwnHook) and not module.startswith("dsrun.")
+
+
+def _agreed(ran: Collection[str], names: Sequence[str], axis: Collectives, device: torch.device) -> list[str]:
+    """Returns the modules that ran on any rank, so that all ranks compare the others when they run."""
+    flags = torch.tensor([float(name in ran) for name in names], device=device)
+    axis.all_reduce(flags, op="max", label="modules that were compared").wait()
+    return [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
 
 
 def _fail(region: _Region, errors: Sequence[str]) -> NoReturn:

@@ -6,17 +6,18 @@ those around them: a column gives parts, and something behind it has to take par
 columns and the rows behind them. A block of a stack is one; inside of it the smallest modules with a column and a row
 are, for models that never call the block itself. Outside of blocks the smallest such modules are regions too.
 
-Blocks that are alike (class, shapes, plan, plain attributes of all their modules) are of one kind, and the first of a
-kind that is called stands for all.
+Blocks that are alike (class, shapes, plan, plain attributes and functions of all their modules) are of one kind, and
+the first of a kind that is called stands for all. A number of the block does not count: what a forward decides by it
+(`layer_idx % 2`) is not seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from dsrun.errors import ModelError, Problem
 
@@ -50,8 +51,8 @@ class Kind:
     def alone(self) -> list[str]:
         """Those of the open modules that are in no inner kind."""
         first = self.names[0]
-        inner = [_inside(one.names[0], first) for one in self.inner]
-        return [name for name in self.open if not any(_is_inside(name, part) for part in inner)]
+        inner = [name_inside(one.names[0], first) for one in self.inner]
+        return [name for name in self.open if not any(is_inside(name, part) for part in inner)]
 
 
 def kinds_of_regions(model: nn.Module, plan: ModelPlan, *, apart: Sequence[str] = ()) -> list[Kind]:
@@ -67,12 +68,14 @@ def kinds_of_regions(model: nn.Module, plan: ModelPlan, *, apart: Sequence[str] 
     """
     unchecked = [name for name in _open_modules(plan) if name not in apart]
     kinds: dict[object, Kind] = {}
-    blocks = [(name, block) for stack in find_stacks(model, skip=lambda _: False) for name, block in stack.blocks]
-    for name, block in blocks:
-        own = [_inside(one, name) for one in unchecked if _is_inside(one, name)]
+    stacks = find_stacks(model, skip=lambda _: False)
+    numbering = {stack.name: _numbering_of([block for _, block in stack.blocks]) for stack in stacks}
+    blocks = [(stack.name, name, block) for stack in stacks for name, block in stack.blocks]
+    for stack, name, block in blocks:
+        own = [name_inside(one, name) for one in unchecked if is_inside(one, name)]
         if not own:
             continue
-        signature = (_signature(block), _plan_inside(plan, name))
+        signature = (_signature(block, numbering[stack]), _plan_inside(plan, name))
         if signature in kinds:
             kinds[signature].names.append(name)
             kinds[signature].wholes.append(twin_of(block, with_tensors=True))
@@ -80,9 +83,9 @@ def kinds_of_regions(model: nn.Module, plan: ModelPlan, *, apart: Sequence[str] 
             kinds[signature] = Kind([name], [twin_of(block, with_tensors=True)], own, [])
     for kind in kinds.values():
         parts = _smallest(kind.open, plan, around=kind.names[0])
-        kind.inner = [_inner_kind(kind, part) for part in parts if part]
-    held = [name for name, _ in blocks]
-    outside = [one for one in unchecked if not any(_is_inside(one, name) for name in held)]
+        kind.inner = [_inner_kind(kind, part) for part in parts]
+    held = [name for _, name, _ in blocks]
+    outside = [one for one in unchecked if not any(is_inside(one, name) for name in held)]
     return [*kinds.values(), *_outside_of_blocks(model, plan, outside, held)]
 
 
@@ -93,19 +96,19 @@ def _outside_of_blocks(
     found = _smallest(names, plan, around="")
     problems: list[Problem] = []
     for name in names:
-        around = next((part for part in found if _is_inside(name, part)), None)
+        around = next((part for part in found if is_inside(name, part)), None)
         stands = f"model: `{name}` ({type(model.get_submodule(name)).__name__})"
         by = f"(plan of {plan.source})"
         if around is None:
             problems.append(Problem(f"{stands} works on parts, and no column or row goes with it {by}", _HINT))
-        elif any(_is_inside(block, around) for block in blocks):
+        elif any(is_inside(block, around) for block in blocks):
             problems.append(
                 Problem(f"{stands} is outside of the repeated blocks that its column or row lies behind {by}", _HINT)
             )
     if problems:
         raise ModelError.of(problems)
     for part in found:
-        own = [_inside(name, part) for name in names if _is_inside(name, part)]
+        own = [name_inside(name, part) for name in names if is_inside(name, part)]
         module = model.get_submodule(part) if part else model
         yield Kind([part], [twin_of(module, with_tensors=True)], own, [])
 
@@ -133,18 +136,18 @@ def _smallest(names: Sequence[str], plan: ModelPlan, *, around: str) -> list[str
     Args:
         names: names of modules, in that of `around`.
         plan: styles of all.
-        around: name of the module that holds them; empty for the model.
+        around: name of the block that holds them, which is none of these; empty for the model, which may be.
     """
     full = {name: f"{around}.{name}" if around and name else around or name for name in names}
     forms = {name: _forms_of(full[name], plan) for name in names}
     found: set[str] = set()
     for name in names:
         for part in _outwards(name):
-            inside = set[Form]().union(*(forms[one] for one in names if _is_inside(one, part)))
+            inside = set[Form]().union(*(forms[one] for one in names if is_inside(one, part)))
             if Form.EXPERTS in inside or (inside & set(_GIVING) and inside & set(_TAKING)):
-                found.add(part)
+                found.update([part] if part or not around else [])
                 break
-    return [part for part in sorted(found) if not any(_is_inside(part, other) for other in found - {part})]
+    return [part for part in sorted(found) if not any(is_inside(part, other) for other in found - {part})]
 
 
 def _forms_of(name: str, plan: ModelPlan) -> set[Form]:
@@ -154,7 +157,7 @@ def _forms_of(name: str, plan: ModelPlan) -> set[Form]:
 
 def _inner_kind(kind: Kind, part: str) -> Kind:
     """Returns the same part of all modules of a kind."""
-    own = [_inside(name, part) for name in kind.open if _is_inside(name, part)]
+    own = [name_inside(name, part) for name in kind.open if is_inside(name, part)]
     wholes = [whole.get_submodule(part) for whole in kind.wholes]
     return Kind([f"{name}.{part}" for name in kind.names], wholes, own, [])
 
@@ -167,12 +170,12 @@ def _outwards(name: str) -> Iterator[str]:
     yield name
 
 
-def _is_inside(name: str, around: str) -> bool:
+def is_inside(name: str, around: str) -> bool:
     """Whether a module is another one, or in it."""
     return not around or name == around or name.startswith(f"{around}.")
 
 
-def _inside(name: str, around: str) -> str:
+def name_inside(name: str, around: str) -> str:
     """Returns the name that a module has in another one."""
     return name.removeprefix(around).removeprefix(".")
 
@@ -181,26 +184,56 @@ def _plan_inside(plan: ModelPlan, block: str) -> object:
     """Returns what a plan says of a block, for comparison with others."""
     said: tuple[Mapping[str, Any], ...] = (plan.modules, plan.parameters, plan.attributes)
     return tuple(
-        frozenset((_inside(name, block), style) for name, style in one.items() if _is_inside(name, block))
+        frozenset((name_inside(name, block), style) for name, style in one.items() if is_inside(name, block))
         for one in said
     )
 
 
-def _signature(block: nn.Module) -> object:
-    """Returns what makes two blocks do the same: classes, shapes, and plain attributes of all modules.
+def _signature(block: nn.Module, numbering: Collection[tuple[str, str]]) -> object:
+    """Returns what makes two blocks do the same: classes, shapes, and plain attributes and functions of all modules.
 
-    Whole numbers are left out, for blocks are numbered; whether there is one counts.
+    Args:
+        block: the block.
+        numbering: attributes that number the blocks, which are left out.
     """
     return tuple(
         (
             name,
             type(part),
-            tuple((key, tuple(param.shape)) for key, param in part.named_parameters(recurse=False)),
+            tuple((key, tuple(value.shape)) for key, value in _own_tensors(part)),
             tuple(
-                (key, value if isinstance(value, bool | str | float) else type(value).__name__)
+                (key, _plain(value))
                 for key, value in sorted(vars(part).items())
-                if not key.startswith("_") and isinstance(value, bool | str | float | int | None)
+                if not key.startswith("_") and (name, key) not in numbering
             ),
         )
         for name, part in block.named_modules()
     )
+
+
+def _own_tensors(part: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+
+
+def _plain(value: object) -> object:
+    """Returns what counts of an attribute: a plain value, the code of a function, of all else the type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return type(value).__name__, value
+    if isinstance(value, list | tuple):
+        return tuple(_plain(one) for one in cast("list[object]", value))
+    return type(value), getattr(value, "__code__", None)
+
+
+def _numbering_of(blocks: Sequence[nn.Module]) -> set[tuple[str, str]]:
+    """Returns the attributes that number the blocks of a stack: whole numbers that go up by one, by module and name."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for block in blocks:
+        for name, part in block.named_modules():
+            for key, value in vars(part).items():
+                if type(value) is int:
+                    found.setdefault((name, key), []).append(value)
+    return {
+        place
+        for place, values in found.items()
+        if len(values) == len(blocks) and values == list(range(values[0], values[0] + len(values)))
+    }

@@ -6,8 +6,9 @@ Knows nothing of ranks. Nothing that a run does is seen outside.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from .values import copied, tensors_in
 
 _GRADIENT = "gradient of "
 _SEED = 20_240_601
+#: Attributes that every module has.
+_OF_TORCH = frozenset(vars(nn.Module()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +59,13 @@ class Run:
         outputs: floating outputs with their graph, by what messages call them, the hidden states first.
         leaves: inputs and weights that gradients are wanted of, by what messages call their gradients.
         error: error of the forward; None where it has none.
+        ran: names of the watched modules that have run.
     """
 
     outputs: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     leaves: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     error: Exception | None = None
+    ran: frozenset[str] = frozenset()
 
     @property
     def failure(self) -> str:
@@ -101,7 +106,7 @@ def parameter_in(name: str) -> str:
     return name.removeprefix(f"{_GRADIENT}`").removesuffix("`") if name.startswith(f"{_GRADIENT}`") else ""
 
 
-def run_forward(twin: nn.Module, leaves: Mapping[str, Tensor], call: Call) -> Run:
+def run_forward(twin: nn.Module, leaves: Mapping[str, Tensor], call: Call, *, watched: Sequence[str] = ()) -> Run:
     """Runs a twin forward, which has its weights, with copies of the arguments in fp32.
 
     The gradient of the hidden states, the first floating tensor, is always wanted: those of the first block may be
@@ -111,7 +116,9 @@ def run_forward(twin: nn.Module, leaves: Mapping[str, Tensor], call: Call) -> Ru
         twin: look of the module, see `with_weights`.
         leaves: weights by name.
         call: arguments.
+        watched: names of modules of which it is told whether they ran.
     """
+    ran: set[str] = set()
     inputs: dict[str, Tensor] = {}
 
     def copy_of(path: str, value: Tensor) -> Tensor:
@@ -127,7 +134,11 @@ def run_forward(twin: nn.Module, leaves: Mapping[str, Tensor], call: Call) -> Ru
         hidden = call.hidden()
         given = copied((call.args, dict(call.kwargs)), copy_of)
         before = {id(value): value._version for _, value in tensors_in(given)}  # pyright: ignore[reportPrivateUsage]
-        result = twin(*given[0], **given[1])
+        with ExitStack() as stack:
+            for name in watched:
+                hook = twin.get_submodule(name).register_forward_pre_hook(partial(_note, ran, name))
+                stack.callback(hook.remove)
+            result = twin(*given[0], **given[1])
     except Exception as error:  # the caller tells, in its own words
         return Run(error=error)
     outputs = _floating(result, "output")
@@ -138,7 +149,11 @@ def run_forward(twin: nn.Module, leaves: Mapping[str, Tensor], call: Call) -> Ru
             if before.get(id(value)) != value._version  # pyright: ignore[reportPrivateUsage]
         }
     weights = {gradient_of(name): leaf for name, leaf in leaves.items() if leaf.requires_grad}
-    return Run(outputs, {**inputs, **weights})
+    return Run(outputs, {**inputs, **weights}, ran=frozenset(ran))
+
+
+def _note(ran: set[str], name: str, module: nn.Module, args: object) -> None:
+    ran.add(name)
 
 
 def _floating(value: Any, label: str) -> dict[str, Tensor]:
@@ -148,7 +163,9 @@ def _floating(value: Any, label: str) -> dict[str, Tensor]:
 
 @contextmanager
 def with_weights(twin: nn.Module, weights: Mapping[str, Tensor], names: Mapping[str, str]) -> Generator[None]:
-    """Inside, a twin has weights, and buffers of its own: what a forward adds to one is not added to the module's.
+    """Inside, a twin has weights, and buffers and attributes of its own: a forward may write to these.
+
+    An attribute that cannot be copied stays the module's.
 
     Args:
         twin: look of a module.
@@ -156,18 +173,26 @@ def with_weights(twin: nn.Module, weights: Mapping[str, Tensor], names: Mapping[
         names: all names of the parameters, and by each the first one of the same.
     """
     with ExitStack() as stack:
+        memo: dict[int, Any] = {}
         for part in twin.modules():
-            buffers = part.__dict__["_buffers"]
-            stack.callback(part.__dict__.__setitem__, "_buffers", buffers)
-            part.__dict__["_buffers"] = {
-                key: None if value is None else value.clone() for key, value in buffers.items()
-            }
+            own = part.__dict__
+            stack.callback(_restore, own, dict(own))
+            own["_buffers"] = {key: None if value is None else value.clone() for key, value in own["_buffers"].items()}
+            for key, value in own.items():
+                if key not in _OF_TORCH and not key.startswith("_dsrun"):
+                    with suppress(Exception):
+                        own[key] = copied(value, lambda _, tensor: tensor.detach().clone(), memo)
         for name, first in names.items():
             owner, _, key = name.rpartition(".")
             held: dict[str, Any] = twin.get_submodule(owner)._parameters  # pyright: ignore[reportPrivateUsage]
             stack.callback(held.__setitem__, key, None)
             held[key] = weights[first]
         yield
+
+
+def _restore(own: dict[str, Any], before: Mapping[str, Any]) -> None:
+    own.clear()
+    own.update(before)
 
 
 def fp32(value: Tensor) -> Tensor:

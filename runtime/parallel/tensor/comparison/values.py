@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import MethodType
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -18,17 +20,21 @@ def tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
     yield from ((path, one) for path, one in _walk(value) if isinstance(one, Tensor))
 
 
-def copied(value: Any, make: Callable[[str, Tensor], Tensor]) -> Any:
+def copied(value: Any, make: Callable[[str, Tensor], Tensor], memo: dict[int, Any] | None = None) -> Any:
     """Returns a deep copy, in which other tensors stand for those of the value; modules are shared.
 
     Args:
         value: anything that can be copied.
         make: function of the way to a tensor, see `tensors_in`, and the tensor; it returns the copy's.
+        memo: copies made before, by the id of what they are of; filled. None for none.
 
     Raises:
         TypeError: something in it cannot be copied; errors of its own copying go through as they are.
     """
-    memo = {id(one): make(path, one) if isinstance(one, Tensor) else one for path, one in _walk(value)}
+    memo = {} if memo is None else memo
+    for path, one in _walk(value):
+        if id(one) not in memo:
+            memo[id(one)] = make(path, one) if isinstance(one, Tensor) else one
     return copy.deepcopy(value, memo)
 
 
@@ -52,6 +58,10 @@ def _parts_of(value: Any) -> list[tuple[str, Any]]:
         return [(f"[{key!r}]", part) for key, part in cast("Mapping[Any, Any]", value).items()]
     if isinstance(value, list | tuple | set | frozenset):
         return [(f"[{number}]", part) for number, part in enumerate(cast("list[Any]", value))]
+    if isinstance(value, MethodType):
+        return [(".__self__", value.__self__)]
+    if isinstance(value, partial):
+        return [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
     slots: tuple[str, ...] = getattr(type(value), "__slots__", ())
     names = [*getattr(value, "__dict__", {}), *(name for name in slots if hasattr(value, name))]
     return [(f".{name}", getattr(value, name)) for name in names]

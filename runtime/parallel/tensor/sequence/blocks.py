@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dsrun.errors import ModelError, Problem
 
+from ....compat import in_backward
 from ....mesh.collectives import Collectives
 from ....stacks import Stack, find_stacks
 from ..fronts import with_front
@@ -40,12 +41,14 @@ class SlicedBlock:
         splits: whether it is given whole sequences, and takes its slice of them: the first block of a stack.
         joins: whether it returns whole sequences: the last one.
         randomness: random numbers of its slices; None: it draws none.
+        running: number of its forwards that run.
     """
 
     axis: Collectives
     splits: bool
     joins: bool
     randomness: PartRandomness | None = None
+    running: int = 0
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a block on slices.
@@ -57,13 +60,14 @@ class SlicedBlock:
         """
         if self.splits:
             args, kwargs = with_hidden(args, kwargs, lambda x: split_sequence(x, self.axis))
-        if self.randomness is None:
-            output = forward(*args, **kwargs)
-        else:
+        self.running += 1
+        if self.randomness is not None:
             self.randomness.enter()
-            try:
-                output = forward(*args, **kwargs)
-            finally:
+        try:
+            output = forward(*args, **kwargs)
+        finally:
+            self.running -= 1
+            if self.randomness is not None:
                 self.randomness.leave()
         return _with_hidden_output(output, lambda x: join_sequence(x, self.axis)) if self.joins else output
 
@@ -76,24 +80,35 @@ class _GatheredInputs:
     """What a module with columns knows of its input.
 
     Attributes:
-        axis: ranks of the tensor axis.
+        block: slices of the block that the module is in.
         inputs: inputs of its columns.
         sums: whether its columns alone use the input.
     """
 
-    def __init__(self, axis: Collectives, inputs: SiblingInputs, *, sums: bool) -> None:
-        self.axis, self.inputs, self.sums = axis, inputs, sums
+    def __init__(self, block: SlicedBlock, inputs: SiblingInputs, *, sums: bool) -> None:
+        self.block, self.inputs, self.sums = block, inputs, sums
 
     def gathered(self, x: Tensor) -> Tensor:
-        """Returns the whole sequence."""
+        """Returns the whole sequence.
+
+        Raises:
+            ModelError: the block does not run, so `x` is no slice; in backward a part of it may be computed again.
+        """
+        if not self.block.running and not in_backward():
+            raise ModelError(
+                "tensor_parallel.sequence_parallel: a module with cut layers is called outside of its block, which "
+                "takes slices of the sequence and puts them together",
+                hint=f"call the block itself, and not its parts; or {_HINT}",
+            )
         if not self.sums:
-            return join_sequence(x, self.axis)
-        self.inputs.summed = whole = gather_for_columns(x, self.axis)
+            return join_sequence(x, self.block.axis)
+        self.inputs.summed = whole = gather_for_columns(x, self.block.axis)
         return whole
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _GatheredInputs:
         """Returns the same; ranks are no part of a model."""
-        return _GatheredInputs(self.axis, copy.deepcopy(self.inputs, memo), sums=self.sums)
+        block, inputs = copy.deepcopy((self.block, self.inputs), memo)
+        return _GatheredInputs(block, inputs, sums=self.sums)
 
 
 class _GatheringModule:
@@ -140,10 +155,11 @@ def slice_sequence(
         if not any(cut_state_of(part) for _, block in stack.blocks for part in block.modules()):
             continue
         for number, (name, block) in enumerate(stack.blocks):
-            inside = _gather_inputs(block, axis, partial)
-            found |= {id(param): param for param in _on_slices(block, inside)}
             ends = number == 0, number == len(stack.blocks) - 1
-            setattr(block, _BLOCK, SlicedBlock(axis, *ends, randomness.get(name)))
+            sliced = SlicedBlock(axis, *ends, randomness.get(name))
+            inside = _gather_inputs(block, sliced, partial)
+            found |= {id(param): param for param in _on_slices(block, inside)}
+            setattr(block, _BLOCK, sliced)
             block.__class__ = with_front(_OnSlices, type(block))
     return list(found.values())
 
@@ -159,13 +175,14 @@ def on_whole_sequences(twin: nn.Module, axis: Collectives) -> nn.Module:
     if getattr(twin, _BLOCK, None) is None and _works_on_slices(twin):
         twin.__class__ = with_front(_OnSlices, type(twin))
         setattr(twin, _BLOCK, None)
+    sliced = SlicedBlock(axis, splits=True, joins=True)
     if hasattr(twin, _BLOCK):
-        setattr(twin, _BLOCK, SlicedBlock(axis, splits=True, joins=True))
+        setattr(twin, _BLOCK, sliced)
     for part in twin.modules():
         inputs = give_own_inputs(part)
         gathered: _GatheredInputs | None = getattr(part, _PARENT, None)
         if inputs is not None and gathered is not None:
-            setattr(part, _PARENT, _GatheredInputs(axis, inputs, sums=gathered.sums))
+            setattr(part, _PARENT, _GatheredInputs(sliced, inputs, sums=gathered.sums))
     return twin
 
 
@@ -181,7 +198,7 @@ def _with_hidden_output(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return changed
 
 
-def _gather_inputs(block: nn.Module, axis: Collectives, partial: Collection[int]) -> list[nn.Module]:
+def _gather_inputs(block: nn.Module, sliced: SlicedBlock, partial: Collection[int]) -> list[nn.Module]:
     """Has modules with columns gather their inputs; returns them."""
     found: list[nn.Module] = []
     for module in list(block.modules()):
@@ -192,7 +209,7 @@ def _gather_inputs(block: nn.Module, axis: Collectives, partial: Collection[int]
         inputs, exact = columns[0].inputs, columns[0].exact
         assert inputs is not None, "looked at"
         setattr(
-            module, _PARENT, _GatheredInputs(axis, inputs, sums=not exact and not _has_whole_parts(module, partial))
+            module, _PARENT, _GatheredInputs(sliced, inputs, sums=not exact and not _has_whole_parts(module, partial))
         )
         module.__class__ = with_front(_GatheringModule, type(module))
         found.append(module)

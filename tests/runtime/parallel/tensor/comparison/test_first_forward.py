@@ -905,3 +905,144 @@ def test_parts_of_a_block_that_cannot_be_run_alone_are_compared_in_its_place() -
         assert said[0].endswith("; its parts are compared in its place")
     message = refusal(layers_of(OfAllHeads, Locked), ATTENTION, 2, lambda mine: mine(X, lock))
     assert "`blocks.0.attention` (OfAllHeads)" in message
+
+
+# What a comparison leaves as it was, and what it does not let go of.
+
+
+class Bad(nn.Module):
+    """A norm of all that a column has cut, where it is switched on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6)
+
+    def forward(self, x: Tensor, *, bad: bool = True) -> Tensor:
+        y = self.up(x)
+        return self.down(F.layer_norm(y, y.shape[-1:]) if bad else y.sin())
+
+
+@pytest.mark.parametrize("kind", ["list", "tensor", "dict", "object"])
+def test_what_blocks_keep_in_attributes_is_as_without_a_comparison(kind: str) -> None:
+    class Keeping(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[Tensor] = []
+            self.mean = torch.zeros(())
+            self.counts = {"calls": 0}
+            self.state = types.SimpleNamespace(calls=0)
+
+        def forward(self, x: Tensor, *more: Any) -> Tensor:
+            y = super().forward(x)
+            match kind:
+                case "list":  # as auxiliary losses of mixtures are kept, with their graphs
+                    self.seen.append(y.square().mean())
+                    self.last = self.seen[-1]
+                    y = y * len(self.seen)
+                case "tensor":
+                    y = y + self.mean.mul_(0.9).add_(y.detach().mean())
+                case "dict":
+                    self.counts["calls"] += 1
+                    y = y * self.counts["calls"]
+                case _:
+                    self.state.calls += 1
+                    y = y * self.state.calls
+            return y
+
+    def call(mine: Any) -> tuple[Tensor, Tensor]:
+        y = mine(X)
+        loss = y.square().mean() + sum(one for block in mine.blocks for one in block.seen)
+        loss.backward()
+        return y.detach(), mine.blocks[0].norm.weight.grad
+
+    model = Stack(Keeping)
+    expected = call(copy.deepcopy(model))
+    for found, said, mine in checked(model, RIGHT, 2, call):
+        assert said == []
+        torch.testing.assert_close(found, expected)
+        assert all(block.counts["calls"] == (kind == "dict") for block in mine.blocks)
+
+
+def test_a_branch_that_comes_later_is_compared_when_it_comes() -> None:
+    class Branching(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.extra = Bad()
+
+        def forward(self, x: Tensor, *more: Any) -> Tensor:
+            y = super().forward(x)
+            return y + self.extra(x, bad=more[0] == "bad") if more else y
+
+    styles = {"up": COLUMN, "down": ROW, "extra.up": COLUMN, "extra.down": ROW}
+    model = Stack(Branching)
+    for found, said, mine in checked(model, of_all_blocks(styles), 2, lambda one: [one(X), one(X, "good"), one(X)]):
+        assert said == []
+        torch.testing.assert_close(found, [model(X), model(X, "good"), model(X)])
+        assert not any(part._forward_pre_hooks for part in mine.modules())
+        assert all("_dsrun_tensor_comparison" not in vars(part) for part in mine.modules())
+
+    def call(mine: nn.Module) -> None:
+        mine(X)
+        mine(X)
+        mine(X, "bad")
+
+    assert "`blocks.0.extra` (Bad)" in refusal(model, of_all_blocks(styles), 2, call)
+
+
+def test_an_expert_without_tokens_is_compared_when_it_gets_some() -> None:
+    """The block around runs it in its own loop, so the expert alone has no column and no row of its own."""
+
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.ModuleList(nn.Linear(6, 8) for _ in range(2))
+            self.down = nn.ModuleList(nn.Linear(8, 6) for _ in range(2))
+
+        def forward(self, x: Tensor, *more: Any) -> Tensor:
+            number = more[0] if more else 0
+            y = self.up[number](x)
+            return x + self.down[number](F.layer_norm(y, y.shape[-1:]) if number else y.sin())
+
+    styles = {f"{name}.{number}": style for name, style in (("up", COLUMN), ("down", ROW)) for number in range(2)}
+    for found, said, _ in checked(Stack(Loop), of_all_blocks(styles), 2, lambda mine: mine(X)):
+        assert said == []
+        assert found.isfinite().all()
+
+    def call(mine: nn.Module) -> None:
+        mine(X)
+        mine(X, 1)
+
+    assert "`blocks.0` (Loop)" in refusal(Stack(Loop), of_all_blocks(styles), 2, call)
+
+
+def test_blocks_that_differ_by_a_function_or_a_number_are_of_two_kinds() -> None:
+    def bad(x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:])
+
+    class Acting(Block):
+        act: Callable[[Tensor], Tensor] = F.gelu
+        window = 0
+
+        def forward(self, x: Tensor, *more: Any) -> Tensor:
+            return x + self.down(bad(self.up(x)) if self.window else self.act(self.up(x)))
+
+    by_function, by_number = Stack(Acting), Stack(Acting)
+    for number, block in enumerate(by_function.blocks):
+        block.act = bad if number else torch.sin  # type: ignore[assignment]
+    for number, block in enumerate(by_number.blocks):
+        block.act = torch.sin  # type: ignore[assignment]
+        block.window = 4 * number  # type: ignore[assignment]
+    for model in (by_function, by_number):
+        assert "`blocks.1` (Acting)" in refusal(model, RIGHT, 2, lambda mine: mine(X))
+
+
+def test_forward_hooks_of_the_script_are_told() -> None:
+    model = Stack()
+    seen: list[int] = []
+    model.blocks[1].up.register_forward_hook(lambda module, args, output: seen.append(output.shape[-1]))  # type: ignore[union-attr]
+    model.blocks[0].up.register_forward_hook(lambda module, args, output: seen.append(output.shape[-1]))  # type: ignore[union-attr]
+    for _, said, _ in checked(model, RIGHT, 2, lambda mine: mine(X)):
+        assert [text.startswith("tensor parallelism: forward hooks of `blocks.0.up` see this") for text in said] == [
+            True
+        ]
+    assert seen == [4] * 4, "a comparison runs none"
