@@ -160,6 +160,7 @@ class _Pending:
         guards: guards of the modules that are compared here and in no inner region, by their names in a region.
         seen: names of the modules that have run in a comparison without gradients.
         is_final: whether a forward with gradients has been compared.
+        cannot_run: whether its regions cannot be run alone.
     """
 
     regions: list[_Region]
@@ -167,6 +168,7 @@ class _Pending:
     guards: dict[str, list[RemovableHandle]]
     seen: set[str] = field(default_factory=set[str])
     is_final: bool = False
+    cannot_run: bool = False
 
     def note(self, ran: Collection[str], *, has_gradients: bool) -> None:
         """Notes what has been compared.
@@ -202,6 +204,7 @@ class _Pending:
             failure: error of its forward.
             say: callback that prints a message once for the whole job.
         """
+        self.cannot_run = True
         what = "its parts are compared in its place" if self.inner else "its plan is not checked"
         for guarded in list(self.guards):
             self._let_go(guarded)
@@ -304,7 +307,7 @@ def _guard(name: str, regions: Sequence[_Region], module: nn.Module, args: objec
         args: its arguments.
     """
     kind = regions[0].kind
-    running = [region for region in regions if region.running]
+    running = [region for region in regions if region.running and not region.kind.cannot_run]
     for region in reversed(running):
         call = region.running[-1]
         has_gradients = call.has_gradients()

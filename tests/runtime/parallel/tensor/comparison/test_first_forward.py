@@ -900,7 +900,20 @@ def test_parts_of_a_block_that_cannot_be_run_alone_are_compared_in_its_place() -
             return super().forward(x)
 
     lock = threading.Lock()
-    for _, said, _ in checked(layers_of(Attention, Locked), ATTENTION, 2, lambda mine: mine(X, lock)):
+
+    class Twice(Locked):
+        """Of two parts."""
+
+        def __init__(self, kind: type[nn.Module] = Attention) -> None:
+            super().__init__(kind)
+            self.second = kind()
+
+        def forward(self, x: Tensor, *more: Any) -> Tensor:
+            return super().forward(x) + self.second(x)
+
+    second = {f"{name.replace('attention', 'second')}": style for name, style in ATTENTION.modules.items()}
+    both = ModelPlan("the test", {**ATTENTION.modules, **second})
+    for _, said, _ in checked(layers_of(Attention, Twice), both, 2, lambda mine: mine(X, lock)):
         assert len(said) == 1
         assert said[0].endswith("; its parts are compared in its place")
     message = refusal(layers_of(OfAllHeads, Locked), ATTENTION, 2, lambda mine: mine(X, lock))
