@@ -31,9 +31,9 @@ def body(what: str, dropout: float, more: dict[str, Any]) -> tuple[list[float], 
             for micro in range(2):
                 batch = tokens(step, micro, place)
                 inputs, labels = batch[:, :-1], batch[:, 1:]
-                if step == 2 and is_odd:
+                if is_odd and step == (0 if what == "first inputs" else 2):
                     match what:
-                        case "inputs":
+                        case "inputs" | "first inputs":
                             inputs = inputs.flip(1)
                         case "labels":
                             labels = labels.flip(1)
@@ -52,6 +52,8 @@ def body(what: str, dropout: float, more: dict[str, Any]) -> tuple[list[float], 
                 engine.backward(loss)
                 engine.step()
                 losses.append(loss.item())
+            watch = engine._hooks.same
+            assert watch is None or watch.shared_3()[2] == 0, "each update begins anew"
     except ModelError as error:
         return losses, error.render()
     finally:
@@ -99,10 +101,17 @@ def test_replicas_differ_as_they_should_and_one_that_is_torn_is_named() -> None:
     assert "; ranks 2, 3: losses " in text
 
 
-def test_without_comparisons_nothing_is_told() -> None:
-    first, second = run_ranks(2, body, "labels", 0.0, {"check": False})
+@pytest.mark.parametrize("what", ["labels", "first inputs"])
+def test_without_comparisons_nothing_is_told(what: str) -> None:
+    first, second = run_ranks(2, body, what, 0.0, {"check": False})
     assert first[1] == second[1] == ""
-    assert first[0] != second[0]
+    assert what == "first inputs" or first[0] != second[0]
+
+
+def test_the_first_inputs_are_told_by_name() -> None:
+    for losses, text in run_ranks(2, body, "first inputs", 0.0, {}):
+        assert losses == []
+        assert "were not given the same inputs as rank 0: `tokens_BT` on rank 1" in text
 
 
 def caches(check: bool) -> list[float]:

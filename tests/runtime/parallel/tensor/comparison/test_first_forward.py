@@ -64,6 +64,7 @@ def checked(
     call: Callable[..., Any],
     *,
     between: Callable[[nn.Module], None] = lambda model: None,
+    **options: bool,
 ) -> list[tuple[Any, list[str], Any]]:
     """Returns for each rank what the first call gives, what was said, and the model.
 
@@ -73,6 +74,7 @@ def checked(
         size: ranks.
         call: function that is given a model, and calls it.
         between: what is done with each model after it was cut, and before it is called.
+        options: options of `cut_layers`.
     """
     models = [copy.deepcopy(model) for _ in range(size)]
 
@@ -80,7 +82,7 @@ def checked(
         mine = models[axis.rank]
         said: list[str] = []
         kinds = kinds_of_regions(mine, plan)
-        cuts = cut_over(mine, plan, axis)
+        cuts = cut_over(mine, plan, axis, **options)
         compare_in_first_forward(mine, kinds, cuts, axis, source=plan.source, say=said.append)
         between(mine)
         return call(mine), said, mine
@@ -88,9 +90,7 @@ def checked(
     return LoopbackWorld(size).run(body)
 
 
-def refusal(
-    model: nn.Module, plan: ModelPlan, size: int, call: Callable[..., Any], **more: Callable[[nn.Module], None]
-) -> str:
+def refusal(model: nn.Module, plan: ModelPlan, size: int, call: Callable[..., Any], **more: Any) -> str:
     """Returns the message that all ranks are given in the first call."""
 
     def refused(mine: nn.Module) -> str:
@@ -1059,3 +1059,45 @@ def test_forward_hooks_of_the_script_are_told() -> None:
             True
         ]
     assert seen == [4] * 4, "a comparison runs none"
+
+
+def test_blocks_on_slices_of_the_sequence_are_compared_with_whole_sequences() -> None:
+    """The second and third block are each of a kind of their own, and are given slices."""
+    x = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(7))
+
+    class Ends(Stack):
+        def __init__(self, kind: type[nn.Module]) -> None:
+            super().__init__(lambda: Layer(kind))  # type: ignore[arg-type]
+            self.blocks.append(Layer(kind))
+            for number, block in enumerate(self.blocks):
+                block.label = "abc"[number]  # type: ignore[assignment]
+
+    torch.manual_seed(2)
+    model = Ends(Attention)
+    names = ("attention.q", "attention.k", "attention.v")
+    plan = of_all_blocks({**dict.fromkeys(names, COLUMN), "attention.o": ROW}, numbers=(0, 1, 2))
+    for found, said, _ in checked(model, plan, 2, lambda mine: mine(x), slices=True):
+        assert said == []
+        torch.testing.assert_close(found, model(x))
+    for number in range(3):
+        wrong = copy.deepcopy(model)
+        wrong.blocks[number].attention.__class__ = OfAllHeads  # type: ignore[union-attr]
+        message = refusal(wrong, plan, 2, lambda mine: mine(x), slices=True)
+        assert f"`blocks.{number}` (Layer)" in message
+
+
+def test_parts_of_a_block_on_slices_are_compared_where_it_cannot_be_run_alone() -> None:
+    x = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(7))
+    lock = threading.Lock()
+
+    class Locked(Layer):
+        def forward(self, x: Tensor, *more: Any) -> Tensor:
+            return super().forward(x)
+
+    for found, said, _ in checked(
+        model := layers_of(Attention, Locked), ATTENTION, 2, lambda m: m(x, lock), slices=True
+    ):
+        assert [text.endswith("; its parts are compared in its place") for text in said] == [True]
+        torch.testing.assert_close(found, model(x, lock))
+    message = refusal(layers_of(OfAllHeads, Locked), ATTENTION, 2, lambda mine: mine(x, lock), slices=True)
+    assert "`blocks.0.attention` (OfAllHeads)" in message
