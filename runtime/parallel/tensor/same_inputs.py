@@ -5,6 +5,7 @@ With other inputs each rank would add its part of another product, and nothing w
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,12 +54,12 @@ def check_inputs_once(
 
 
 def check_inputs(inputs: Mapping[str, Any], axis: Collectives, *, ranks: Sequence[int], device: torch.device) -> None:
-    """Raises on every rank where tensors among the inputs differ; one all-gather of 8 bytes a rank.
+    """Raises on every rank where tensors or numbers among the inputs differ; one all-gather of 8 bytes a rank.
 
     Where they do, each rank tells the others its digests.
 
     Args:
-        inputs: arguments by name; tensors are looked for in lists, tuples and mappings too.
+        inputs: arguments by name; tensors and numbers are looked for in lists, tuples, mappings and dataclasses too.
         axis: ranks that are to have the same.
         ranks: numbers in the job of the axis' ranks.
         device: device of the collectives' tensors.
@@ -69,7 +70,7 @@ def check_inputs(inputs: Mapping[str, Any], axis: Collectives, *, ranks: Sequenc
     if axis.size == 1:
         return
     with torch.no_grad():
-        digests = {name: _digest(tensor) for name, tensor in tensors_in(inputs)}
+        digests = {name: _digest(value) for name, value in inputs_in(inputs)}
     text = json.dumps(digests, sort_keys=True)
     everyone = torch.empty(8 * axis.size, dtype=torch.uint8, device=device)
     own = torch.frombuffer(bytearray(xxh3_64(text.encode()).digest()), dtype=torch.uint8)
@@ -101,20 +102,29 @@ def arguments_by_name(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[
     return dict(given)
 
 
-def tensors_in(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors in arguments, with the names by which they are reached."""
-    if isinstance(inputs, Tensor):
+def inputs_in(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor | float | None]]:
+    """Yields the tensors, numbers, flags and Nones in arguments, with the names by which they are reached.
+
+    Texts may be a rank's own, and so may what other objects hold: a cache of keys has this rank's heads.
+    """
+    if inputs is None or isinstance(inputs, Tensor | bool | int | float):
         yield name, inputs
     elif isinstance(inputs, Mapping):
         for key, value in cast("Mapping[Any, Any]", inputs).items():
-            yield from tensors_in(value, f"{name}[{key!r}]" if name else str(key))
+            yield from inputs_in(value, f"{name}[{key!r}]" if name else str(key))
     elif isinstance(inputs, list | tuple):
         for place, value in enumerate(cast("Sequence[Any]", inputs)):
-            yield from tensors_in(value, f"{name}[{place}]")
+            yield from inputs_in(value, f"{name}[{place}]")
+    elif dataclasses.is_dataclass(inputs) and not isinstance(inputs, type):
+        for field in dataclasses.fields(inputs):
+            yield from inputs_in(getattr(inputs, field.name, None), f"{name}.{field.name}")
 
 
-def _digest(tensor: Tensor) -> str:
+def _digest(value: Tensor | float | None) -> str:
     """Returns a digest of dtype, shape and values; of values that do not lie one by one, of the others alone."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    tensor = value
     digest = xxh3_64(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
     if tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_quantized:
         values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)

@@ -30,11 +30,11 @@ from xxhash import xxh3_64_intdigest
 
 from dsrun.errors import ModelError
 
-from ...generators import generators_of
+from ...generators import capture_host, generators_of
 from ...mesh.agree.texts import gather_texts
 from ...mesh.collectives import Collectives
 from ...own_hooks import OwnHook
-from .same_inputs import HINT, arguments_by_name, tensors_in
+from .same_inputs import HINT, arguments_by_name, inputs_in
 
 #: Largest difference of the ranks' losses, by their size, and at least.
 TOLERANCE, LEAST = 1e-5, 1e-6
@@ -43,7 +43,7 @@ _LABEL = "what ranks that share layers did"
 _MOST = 1 << 16
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 _MASK = (1 << 24) - 1
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 class StepWatch:
@@ -67,7 +67,7 @@ class StepWatch:
         self._inputs = torch.zeros((), dtype=torch.int64, device=device)
         self._shapes = 0
         self._drawn = 0
-        self._before: list[Tensor] = []
+        self._before: list[int] = []
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._size = torch.zeros((), dtype=torch.float64, device=device)
 
@@ -82,7 +82,8 @@ class StepWatch:
         """Takes one micro batch's loss, detached, with one element, on any device."""
         loss = loss.to(self._device).reshape(())
         self._loss += loss
-        self._size += loss.abs()
+        # A unit in the last place of bf16 is more than the tolerance.
+        self._size += loss.abs() * max(1.0, torch.finfo(loss.dtype).eps / TOLERANCE)
 
     def forget(self) -> None:
         """A global batch is given up, or an update was taken: begins anew."""
@@ -129,19 +130,30 @@ class StepWatch:
         if not torch.is_grad_enabled():
             return
         with torch.no_grad():
-            found = tensors_in(arguments_by_name(module, args, kwargs))
-            new = [(name, tensor) for name, tensor in found if not self._was_given(tensor)]
-            text = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in new]
-            self._shapes = _digest(self._shapes, text)
-            for _, tensor in new:
-                self._add(tensor)
-        self._before = [generator.get_state() for generator in self._generators]
+            for name, value in inputs_in(arguments_by_name(module, args, kwargs)):
+                if not isinstance(value, Tensor):
+                    self._shapes = _digest(self._shapes, name, value)
+                elif not self._was_given(value):
+                    self._shapes = _digest(self._shapes, name, str(value.dtype), tuple(value.shape))
+                    self._add(value)
+        self._before = self._states()
 
     def _leave(self, module: nn.Module, args: object, output: object) -> None:
-        for generator, before in zip(self._generators, self._before, strict=False):
-            if not torch.equal(generator.get_state(), before):  # what nobody draws may differ
-                self._drawn = _digest(self._drawn, xxh3_64_intdigest(before.numpy().data))
-        self._given = {id(tensor): weakref.ref(tensor) for _, tensor in tensors_in(output)}
+        for now, before in zip(self._states() if self._before else [], self._before, strict=True):
+            if now != before:  # what nobody draws may differ
+                self._drawn = _digest(self._drawn, before)
+        self._given = {id(value): weakref.ref(value) for _, value in inputs_in(output) if isinstance(value, Tensor)}
+
+    def _states(self) -> list[int]:
+        """Returns a digest of the state of each generator that a forward may draw from: torch's, Python's, numpy's."""
+        if not self._generators:
+            return []
+        host = capture_host()
+        return [
+            *(xxh3_64_intdigest(generator.get_state().numpy().data) for generator in self._generators),
+            hash(host.python[1]),
+            0 if host.numpy is None else _digest(host.numpy["state"]["pos"], host.numpy["state"]["key"].tobytes()),
+        ]
 
     def _was_given(self, tensor: Tensor) -> bool:
         given = self._given.get(id(tensor))
@@ -156,9 +168,10 @@ class StepWatch:
             values = torch.view_as_real(values.resolve_conj())
         flat = values.reshape(-1)
         flat = flat[:: -(-flat.numel() // _MOST) or 1].contiguous()
-        integers = flat.view(_INTEGERS[flat.element_size()]).to(self._device)
+        # Of 8 bytes as two numbers of 4: round ones differ in their highest bits alone, which a product loses.
+        integers = flat.view(_INTEGERS[min(flat.element_size(), 4)]).to(self._device)
         if self._weights is None:
-            self._weights = torch.arange(_MOST, device=self._device) * _ODD | 1
+            self._weights = torch.arange(2 * _MOST, device=self._device) * _ODD | 1
         self._inputs.mul_(_ODD).add_(((integers + 1) * self._weights[: integers.numel()]).sum())
 
 

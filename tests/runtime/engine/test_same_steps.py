@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import os
+import random
+from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import dsrun
 from dsrun.errors import ModelError
 from support.llama import TinyLlama, settings, tokens
 from support.ranks import run_ranks
+
+
+class Scaled(TinyLlama):
+    """Attention's inputs are scaled by a number that a generator of the host gives."""
+
+    def __init__(self, draw: Callable[[], float] | None, *, dropout: float) -> None:
+        super().__init__(dropout=dropout)
+        self.draw = draw
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        x_BTD = self.embed_tokens(tokens_BT) * (1.0 if self.draw is None else 0.5 + float(self.draw()))
+        for layer in self.layers:
+            x_BTD = layer(x_BTD)
+        return self.lm_head(self.norm(x_BTD))
 
 
 def body(what: str, dropout: float, more: dict[str, Any]) -> tuple[list[float], str]:
@@ -21,8 +39,12 @@ def body(what: str, dropout: float, more: dict[str, Any]) -> tuple[list[float], 
     torch.manual_seed(11)
     rank = int(os.environ["RANK"])
     tensor = more.pop("autotp_size", 2)
+    numpy.random.seed(3)
+    random.seed(3)
+    draw = {"Python's seeds": random.random, "numpy's seeds": numpy.random.rand}.get(what)
     engine: Any = dsrun.initialize(
-        model=TinyLlama(dropout=dropout), config=settings(tensor, tensor_parallel=more, gradient_accumulation_steps=2)
+        model=Scaled(draw, dropout=dropout),
+        config=settings(tensor, tensor_parallel=more),
     )[0]
     place, is_odd = divmod(rank, tensor)
     losses: list[float] = []
@@ -41,6 +63,10 @@ def body(what: str, dropout: float, more: dict[str, Any]) -> tuple[list[float], 
                             torch.manual_seed(rank)
                         case "a draw" if micro:
                             torch.rand(())
+                        case "Python's seeds" | "seeds of Python that nobody draws":
+                            random.seed(rank)
+                        case "numpy's seeds":
+                            numpy.random.seed(rank)
                         case _:
                             pass
                 if what == "evaluation":
@@ -68,6 +94,8 @@ def body(what: str, dropout: float, more: dict[str, Any]) -> tuple[list[float], 
         ("labels", 0.0, "losses "),
         ("seeds", 0.1, "other random numbers on rank 1"),
         ("a draw", 0.1, "other random numbers on rank 1"),
+        ("Python's seeds", 0.0, "other random numbers on rank 1"),
+        ("numpy's seeds", 0.0, "other random numbers on rank 1"),
     ],
 )
 def test_what_one_rank_does_alone_is_told_on_all_before_the_weights_change(
@@ -84,7 +112,16 @@ def test_what_one_rank_does_alone_is_told_on_all_before_the_weights_change(
     assert all(len(losses) == 5 for losses, _ in found)
 
 
-@pytest.mark.parametrize(("what", "dropout"), [("nothing", 0.1), ("evaluation", 0.1), ("seeds", 0.0), ("a draw", 0.0)])
+@pytest.mark.parametrize(
+    ("what", "dropout"),
+    [
+        ("nothing", 0.1),
+        ("evaluation", 0.1),
+        ("seeds", 0.0),
+        ("a draw", 0.0),
+        ("seeds of Python that nobody draws", 0.0),
+    ],
+)
 def test_what_changes_nothing_is_not_told(what: str, dropout: float) -> None:
     """Random numbers that no forward draws are the script's own, say for its data."""
     first, second = run_ranks(2, body, what, dropout, {})

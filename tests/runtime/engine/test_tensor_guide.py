@@ -87,7 +87,7 @@ def test_rules_without_the_shape_are_refused_and_the_hint_names_it() -> None:
         on_threads(2, 2, make=model, tensor_parallel=section)
     message = caught.value.render()
     assert "`blocks.0` (Block) does something else than whole" in message
-    assert '"shape" for what stands side by side in one weight (queries, keys and values)' in message
+    assert '"shape" for what stands side by side in one weight (queries, keys and values; none where' in message
 
 
 def assert_near(found: Ended, expected: Ended) -> None:
@@ -95,3 +95,15 @@ def assert_near(found: Ended, expected: Ended) -> None:
     torch.testing.assert_close(found.norms, expected.norms, rtol=1e-5, atol=0)
     for name, weight in expected.weights.items():
         torch.testing.assert_close(found.weights[name], weight, rtol=0, atol=1e-6)
+
+
+def test_the_rules_of_a_hint_cut_the_model_that_they_are_for() -> None:
+    nothing = {"partition_config": {"layer_specs": [{"patterns": ["no_such_layer"], "partition_type": "column"}]}}
+    with pytest.raises(ModelError) as caught:
+        on_threads(2, 2, make=model, tensor_parallel=nothing)
+    hint = caught.value.hint or ""
+    section = json.loads("{" + hint[hint.index('"tensor_parallel"') :] + "}")["tensor_parallel"]
+    assert section.pop("autotp_size") == 2
+    (expected,) = on_threads(1, 1, make=model)
+    for found in on_threads(2, 2, make=model, tensor_parallel=section):
+        assert_near(found, expected)

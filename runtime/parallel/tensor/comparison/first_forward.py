@@ -41,6 +41,7 @@ from ....mesh.collectives import Collectives
 from ....own_hooks import OwnHook
 from ...twins import twin_of
 from ..fronts import with_front
+from ..modules import cut_state_of
 from ..sequence.blocks import gets_slices, on_whole_sequences
 from ..sequence.operators import join_sequence, with_hidden
 from .differences import differences
@@ -49,6 +50,11 @@ from .runs import Call, Run, aside, fp32, gradient_of, run_forward, with_weights
 
 _COMPARISON = "_dsrun_tensor_comparison"
 _SEED = 20_261_128
+_HINT = (
+    'say how its layers are cut in `tensor_parallel.partition_config`, with "partition_type": "skip" for what stays '
+    'whole, and "shape" for what stands side by side in one weight (queries, keys and values; none where they stand '
+    "head by head); a column needs a row behind it. docs/guides/tensor.md has an example"
+)
 #: Differences that a message names.
 _MOST_ERRORS = 6
 
@@ -371,7 +377,7 @@ def _compare(region: _Region, call: Call, device: torch.device) -> tuple[str, li
             if isinstance(found.error, DsrunError):
                 raise found.error
             if found.error is not None:
-                _fail(region, [f"its forward fails with {found.failure}"])
+                _fail(region, [f"its forward fails with {found.failure}"], hint=_of_failure(region))
             with aside(device):
                 compared = _compared_outputs(found, expected)
                 results = expected.results(compared)
@@ -407,16 +413,29 @@ def _agreed(ran: Collection[str], names: Sequence[str], axis: Collectives, devic
     return [name for name, flag in zip(names, flags.tolist(), strict=True) if flag]
 
 
-def _fail(region: _Region, errors: Sequence[str]) -> NoReturn:
+def _of_failure(region: _Region) -> str:
+    """Returns what may make the forward of a cut region fail where the whole one does not."""
+    whole = [
+        f"`{name}`"
+        for name, part in region.module.named_modules()
+        if isinstance(part, nn.Linear) and cut_state_of(part) is None
+    ]
+    left = f". The plan leaves {', '.join(whole[:4])} whole" if whole else ""
+    return (
+        "a length that a rank has a part of may be written as a number: count heads by the weight, as "
+        f"`view(batch, time, -1, head_dim)`; packed heads must divide by {region.terms.axis.size} ranks{left}. "
+        "Rules stand in `tensor_parallel.partition_config`; docs/guides/tensor.md has an example"
+    )
+
+
+def _fail(region: _Region, errors: Sequence[str], *, hint: str = _HINT) -> NoReturn:
     where = f"`{region.name}`" if region.name else "the model"
     kind = type(region.module).__name__
     more = f"; and {len(errors) - _MOST_ERRORS} more" if len(errors) > _MOST_ERRORS else ""
     raise ModelError(
         f"model: cut over {region.terms.axis.size} ranks, {where} ({kind}) does something else than "
         f"whole (plan of {region.terms.source}): {'; '.join(errors[:_MOST_ERRORS])}{more}",
-        hint="say how its layers are cut in `tensor_parallel.partition_config`, with "
-        '"partition_type": "skip" for what stays whole, and "shape" for what stands side by side in one weight '
-        "(queries, keys and values); a column needs a row behind it. docs/guides/tensor.md has an example",
+        hint=hint,
     )
 
 

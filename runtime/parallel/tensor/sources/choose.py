@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -130,11 +131,11 @@ def _nothing(model: nn.Module, size: int, source: str | None) -> ModelError:
         layers = ", ".join(f"`{name}`" for name in conv)
         what += f"; {layers} are Conv1D, whose weights are [inputs, outputs], which is not built yet"
     shown = [*kinds.items()][:_MOST_LAYERS]
-    specs = [{"patterns": [_pattern(name)], "partition_type": guess} for name, guess in shown]
+    specs = [{"patterns": [_pattern(name)], **guess} for name, guess in shown]
     more = f"; and so on for {len(kinds) - _MOST_LAYERS} more" if len(kinds) > _MOST_LAYERS else ""
     hint = (
         "say what is a column and what the row behind it; the types here are guesses from names, lengths and order, to "
-        "be looked at: "
+        "be looked at; patterns match from the beginning of a parameter's name: "
         f'"tensor_parallel": {{"autotp_size": {size}, "partition_config": {json.dumps({"layer_specs": specs})}}}{more}'
         if kinds
         else 'leave out "tensor_parallel"'
@@ -142,9 +143,9 @@ def _nothing(model: nn.Module, size: int, source: str | None) -> ModelError:
     return ModelError(f"model: cannot be cut over {size} ranks: {what}", hint=hint)
 
 
-def _layers_in(model: nn.Module) -> dict[str, str]:
+def _layers_in(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Returns the Linears of blocks, with `*` for their numbers, and what each is likely to be."""
-    found: dict[str, str] = {}
+    found: dict[str, dict[str, Any]] = {}
     for stack in find_stacks(model, skip=lambda _: False):
         for name, block in stack.blocks:
             for one, kind in heuristics.guesses_in(block, name).items():

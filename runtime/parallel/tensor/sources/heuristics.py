@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
@@ -116,8 +117,8 @@ def kind_of(role: str) -> str | None:
     return "column" if role in _COLUMNS else "row" if role in _ROWS else None
 
 
-def guesses_in(block: nn.Module, name: str) -> dict[str, str]:
-    """Returns what each Linear of a block may be, for a person to look at: "column", "row" or "skip", by its name.
+def guesses_in(block: nn.Module, name: str) -> dict[str, dict[str, Any]]:
+    """Returns what each Linear of a block may be, for a person to look at: `partition_type` and `shape`, by its name.
 
     Names count first. A module's Linears whose names say nothing may be the column in front of its row and the row
     behind its column: the first of them, and the last, if the one gives as much as the other takes.
@@ -135,7 +136,20 @@ def guesses_in(block: nn.Module, name: str) -> dict[str, str]:
         row = [*unknown, *(one for one in beside if found[one.name] == "row")][-1:]
         if column and row and column != row and column[0].outputs == row[0].inputs:
             found[column[0].name], found[row[0].name] = "column", "row"
-    return found
+    rows = [one for one in linears if found[one.name] == "row"]
+    return {
+        one.name: {"partition_type": found[one.name], **(_shape(one, rows) if found[one.name] == "column" else {})}
+        for one in linears
+    }
+
+
+def _shape(column: _Linear, rows: Sequence[_Linear]) -> dict[str, Any]:
+    """Returns the `shape` of a column with several pieces side by side, by its name and the row that it fits."""
+    nearest = sorted(rows, key=lambda row: row.parent != column.parent)
+    style = next((style for row in nearest if (style := _column(column, row.inputs)) is not None), COLUMN)
+    if style.parts == 1:
+        return {}
+    return {"shape": [style.parts if isinstance(style.parts, int) else list(style.parts), -1]}
 
 
 def _role(name: str) -> str:

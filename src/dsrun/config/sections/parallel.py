@@ -168,7 +168,7 @@ class TensorParallel(Section):
         knob("Known model whose rules are used, in place of the model's own plan."),
     ] = None
     tp_overlap_comm: Annotated[
-        Flag, knob("Sum gradients of inputs over ranks while gradients of weights are computed.", effect="no result")
+        Flag, knob("Sum gradients of inputs over ranks while gradients of weights are computed.", effect="speed")
     ] = False
     partition_config: Annotated[
         PartitionConfig | None, knob("Rules that say which layers are cut, in place of the model's own plan.")

@@ -46,7 +46,7 @@ def test_same_inputs_cost_one_small_collective_once() -> None:
     def call(module: nn.Module, rank: int) -> None:
         ids = torch.arange(6).view(2, 3)
         batch = {"x": torch.ones(2, dtype=torch.bfloat16), "y": [torch.tensor(3.0), (torch.tensor(True), None, "word")]}
-        module(ids, torch.zeros(0), rank, labels=ids.T, batch=batch, rank=rank)
+        module(ids, torch.zeros(0), 3, labels=ids.T, batch=batch, name=f"rank {rank}")
         module(torch.tensor(rank))  # looked at no more
 
     for raised, calls in run(call):
@@ -78,6 +78,12 @@ def test_every_rank_is_told_what_differs_and_where(
         assert raised == (
             f"model: ranks 4, 5, 6 share each layer, and were not given the same inputs as rank 4: `{name}` on rank 5"
         )
+
+
+def test_numbers_are_told_too() -> None:
+    for raised, _ in run(lambda module, rank: module(torch.ones(1), scale=4.0 if rank == 2 else 1.0)):
+        assert raised is not None
+        assert raised.endswith("as rank 0: `more['scale']` on rank 2")
 
 
 def test_what_one_rank_has_alone_is_told() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -180,5 +182,48 @@ def test_an_update_begins_anew() -> None:
         model(torch.full((2 + rank,), float(rank)))
         watch.add_loss(torch.tensor([float(rank)]))
         watch.forget()
+
+    assert told(act) == ""
+
+
+@pytest.mark.parametrize(
+    ("mine", "others"),
+    [(1.0, 2.0), (0.0, float("-inf")), (1.0, -1.0), (0.0, -0.0), (float(1 << 60), float(1 << 61))],
+)
+def test_round_numbers_of_8_bytes_are_told(mine: float, others: float) -> None:
+    """They differ in their highest bits alone, as masks of attention do."""
+
+    def act(watch: StepWatch, model: nn.Module, rank: int) -> None:
+        model(torch.tensor([others if rank == 1 else mine], dtype=torch.float64))
+
+    assert told(act) == "ranks 0, 1: other inputs on rank 1"
+    whole = told(lambda watch, model, rank: model(torch.tensor([1 << (44 + rank)])))
+    assert whole == "ranks 0, 1: other inputs on rank 1"
+
+
+@dataclasses.dataclass
+class Batch:
+    """Inputs of a script's own class."""
+
+    mask: Any
+
+
+@pytest.mark.parametrize(
+    "more", [lambda v: v, lambda v: {"scale": [v]}, lambda v: Batch(v), lambda v: Batch(torch.tensor(float(v)))]
+)
+@pytest.mark.parametrize(("mine", "others"), [(4.0, 1.0), (True, False), (2, 3), (0, 0.0)])
+def test_numbers_and_what_dataclasses_hold_are_told(more: Callable[[Any], Any], mine: Any, others: Any) -> None:
+    if isinstance(more(mine), Batch) and isinstance(more(mine).mask, Tensor) and mine == others:
+        pytest.skip("one tensor")
+
+    def act(watch: StepWatch, model: nn.Module, rank: int) -> None:
+        model(torch.ones(1), more(others if rank == 1 else mine))
+
+    assert told(act) == "ranks 0, 1: other inputs on rank 1"
+
+
+def test_texts_and_other_objects_are_a_rank_s_own() -> None:
+    def act(watch: StepWatch, model: nn.Module, rank: int) -> None:
+        model(torch.ones(1), {"name": f"rank {rank}", "cache": types.SimpleNamespace(keys=torch.ones(rank))})
 
     assert told(act) == ""
