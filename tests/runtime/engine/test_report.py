@@ -15,6 +15,7 @@ from dsrun.contract.environment import RUN_DIR_ENV, STEP_EVENT
 from dsrun.contract.job_paths import JobPaths
 from dsrun.runtime.engine.report import StepReport
 from dsrun.runtime.observe.records import RecordWriter
+from dsrun.runtime.parallel.tensor.same_steps import StepWatch
 from support.inside_engine import units_of
 from support.models import CONTEXT
 from support.training import config, make_engine, train
@@ -133,3 +134,23 @@ def test_a_loss_on_the_cpu_trains_as_one_on_the_gpu(stage: int, more: dict[str, 
     assert all(torch.equal(first, second) for first, second in zip(for_cpu[1], on_gpu[1], strict=True))
     losses = [record["loss"] for record in steps()]
     assert losses[:2] == losses[2:]
+
+
+def test_losses_that_are_forgotten_are_not_compared_between_ranks_either() -> None:
+    """A global batch that is given up on all ranks began anew on all."""
+    watch = StepWatch(range(2), 0, torch.device("cpu"))
+    report = StepReport(
+        RecordWriter(None),
+        data_ranks=1,
+        counts_losses=False,
+        tells=True,
+        steps_per_print=None,
+        device=torch.device("cpu"),
+        model_numel=1,
+        total_steps=None,
+        same=watch,
+    )
+    report.add_loss(torch.tensor([3.0]))
+    assert watch.shared_3().tolist() == [watch.shared_3()[0].item(), 3.0, 3.0]
+    report.forget_losses()
+    assert watch.shared_3()[1:].tolist() == [0.0, 0.0]

@@ -5,11 +5,10 @@ region is called (see `regions.py`), it is run twice in fp32 with the very argum
 and whole with the gathered weights. Outputs, gradients of inputs and gradients of all its parameters must agree.
 
 [Note: what is compared]
-Weights are not the model's but those with random numbers added, the same on all ranks: a projection that begins at zero
-would hide all that lies before it. Both runs are in evaluation, so dropout draws nothing, and what random numbers are
-drawn is put back. The gradient of the outputs is random, the same on all ranks. Gradients that the plan says are parts
-are summed, as the engine will. Ranks agree on what they have found: each difference is the largest of all ranks, so all
-raise, or none.
+Weights are the model's with random numbers added, see [Note: weights of a comparison]. Both runs are in evaluation, so
+dropout draws nothing, and what random numbers are drawn is put back. The gradient of the outputs is random, the same on
+all ranks. Gradients that the plan says are parts are summed, as the engine will. Ranks agree on what they have found:
+each difference is the largest of all ranks, so all raise, or none.
 
 [Note: nothing goes uncompared]
 A module whose plan is compared carries a guard until it has run in a comparison. Most run in the first one of their
@@ -31,7 +30,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dsrun.checkpoint_files.index.region import TensorBoxes
 from dsrun.errors import DsrunError, ModelError
 
 from ....compat import forward_hooks, forward_pre_hooks
@@ -46,10 +44,10 @@ from ..sequence.blocks import gets_slices, on_whole_sequences
 from ..sequence.operators import join_sequence, with_hidden
 from .differences import differences
 from .regions import Kind, is_inside, name_inside
-from .runs import Call, Run, aside, fp32, gradient_of, run_forward, with_weights
+from .runs import Call, Run, aside, gradient_of, run_forward, with_weights
+from .weights import leaf, names_of, part_of_whole, whole_of, with_noise
 
 _COMPARISON = "_dsrun_tensor_comparison"
-_SEED = 20_261_128
 _HINT = (
     'say how its layers are cut in `tensor_parallel.partition_config`, with "partition_type": "skip" for what stays '
     'whole, and "shape" for what stands side by side in one weight (queries, keys and values; none where they stand '
@@ -354,13 +352,16 @@ def _compare(region: _Region, call: Call, device: torch.device) -> tuple[str, li
         call = Call(*with_hidden(call.args, dict(call.kwargs), lambda x: join_sequence(x, terms.axis)))
     params = dict(module.named_parameters())
     boxes = {name: cut.whole for name, cut in region.cuts.items() if cut.whole is not None}
-    names = _names_of(module)
+    names = names_of(module)
     expected = found = Run()
     for adds_noise in (True, False):
         with ExitStack() as stack:
             with aside(device):
-                values = {name: _whole(param, boxes.get(name), terms.axis) for name, param in params.items()}
-                wanted = {name: _leaf(_noisy(value) if adds_noise else value) for name, value in values.items()}
+                values = {name: whole_of(param, boxes.get(name), terms.axis) for name, param in params.items()}
+                wanted = {
+                    name: leaf(with_noise(value, number) if adds_noise else value)
+                    for number, (name, value) in enumerate(values.items())
+                }
                 del values
                 stack.enter_context(with_weights(region.whole, wanted, names))
                 expected = run_forward(region.whole, wanted, call)
@@ -370,7 +371,8 @@ def _compare(region: _Region, call: Call, device: torch.device) -> tuple[str, li
                 continue
             with aside(device):  # anew, so that both draw the same random numbers
                 own = {
-                    name: _leaf(_part(value.detach(), boxes.get(name), params[name])) for name, value in wanted.items()
+                    name: leaf(part_of_whole(value.detach(), boxes.get(name), params[name]))
+                    for name, value in wanted.items()
                 }
                 stack.enter_context(with_weights(region.cut, own, names))
                 found = run_forward(region.cut, own, call, watched=region.open)
@@ -382,7 +384,7 @@ def _compare(region: _Region, call: Call, device: torch.device) -> tuple[str, li
                 compared = _compared_outputs(found, expected)
                 results = expected.results(compared)
                 for name, its in boxes.items():
-                    results[gradient_of(name)] = _part(results[gradient_of(name)], its, params[name])
+                    results[gradient_of(name)] = part_of_whole(results[gradient_of(name)], its, params[name])
                 said = differences(
                     found.results(compared),
                     results,
@@ -453,12 +455,6 @@ def _shape(run: Run, name: str) -> tuple[int, ...]:
     return tuple(run.outputs[name].shape)
 
 
-def _names_of(module: nn.Module) -> dict[str, str]:
-    """Returns all names of a module's parameters, and by each the first one of the same parameter."""
-    first: dict[int, str] = {}
-    return {name: first.setdefault(id(param), name) for name, param in module.named_parameters(remove_duplicate=False)}
-
-
 def _sum_gradients(names: Sequence[str], region: _Region) -> None:
     """Has gradients be summed over the ranks that the engine takes the mean of, as of all whole parameters."""
     size = region.terms.axis.size
@@ -476,42 +472,3 @@ def _sum_gradients(names: Sequence[str], region: _Region) -> None:
         f"tensor parallelism: each rank has a part of the gradients of {who} in blocks like `{region.name}`, of which "
         f"the plan ({region.terms.source}) says nothing; they are summed"
     )
-
-
-def _whole(param: Tensor, boxes: TensorBoxes | None, axis: Collectives) -> Tensor:
-    """Returns a parameter's whole values in fp32, or in fp64 of such: each rank fills in its boxes, and all add up."""
-    part = fp32(param) if param.is_floating_point() else param.detach().clone()
-    if boxes is None:
-        return part
-    whole = part.new_zeros(boxes.shape)
-    position = 0
-    flat = part.reshape(-1)
-    for box in boxes.boxes:
-        whole[box.slices] = flat[position : position + box.numel].view(box.shape)
-        position += box.numel
-    axis.all_reduce(whole.view(-1), label="weights of a block").wait()
-    return whole
-
-
-def _noisy(whole: Tensor) -> Tensor:
-    """Returns whole values with random numbers added, the same on all ranks, so that nothing begins at zero.
-
-    Those of a matrix would keep the size of an activation; other values that are not zero keep their sign.
-    """
-    if not whole.is_floating_point():
-        return whole
-    generator = torch.Generator(whole.device).manual_seed(_SEED)
-    noise = torch.randn(whole.shape, generator=generator, device=whole.device, dtype=whole.dtype)
-    if whole.dim() > 1:
-        return whole + noise * (0.5 / whole.shape[-1] ** 0.5)
-    return torch.where(whole == 0, 0.1 * noise, whole * (1 + 0.1 * noise))
-
-
-def _leaf(value: Tensor) -> Tensor:
-    return value.requires_grad_(value.is_floating_point())
-
-
-def _part(whole: Tensor, boxes: TensorBoxes | None, like: Tensor) -> Tensor:
-    """Returns this rank's part of whole values, in memory of its own."""
-    part = whole.clone() if boxes is None else torch.cat([whole[box.slices].reshape(-1) for box in boxes.boxes])
-    return part.view(like.shape)
