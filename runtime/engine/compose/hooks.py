@@ -20,6 +20,7 @@ from ...mesh.agree.same import largest
 from ...mesh.join.groups import ProcessGroupMesh
 from ...optim.sharded import ShardOptimizer
 from ...parallel.pipeline.stages import Stages
+from ...parallel.tensor.cut import AXIS
 from ...parallel.tensor.same_steps import StepWatch
 from ...protocols import ChangeFence
 from ...zero.access.state_dicts import watch_state_dicts
@@ -107,7 +108,7 @@ def attach(
 
 
 def _watch_steps(model: nn.Module, settings: Config, mesh: ProcessGroupMesh) -> StepWatch | None:
-    if mesh.tensor.size == 1 or not settings.tensor_parallel.check:
+    if mesh.spec.size((AXIS,)) == 1 or not settings.tensor_parallel.check:
         return None
     ranks = mesh.spec.peers(mesh.info.rank, mesh.spec.role_axes("tensor"))
     watch = StepWatch(ranks, mesh.tensor.rank, mesh.device, draws=mesh.spec.stages == 1)
