@@ -136,6 +136,11 @@ def find_stacks(module: nn.Module, *, skip: Callable[[nn.Module], bool], name: s
     return stacks
 
 
+def block_prefixes(model: nn.Module) -> tuple[str, ...]:
+    """Returns what the qualified names of modules and parameters in the blocks of a model begin with."""
+    return tuple(f"{name}." for stack in find_stacks(model, skip=lambda _: False) for name, _ in stack.blocks)
+
+
 def _has_parts(module: nn.Module) -> bool:
     if isinstance(module, AbsentBlock):
         return module.has_parts

@@ -24,7 +24,7 @@ from ...parallel.tensor.sources.choose import find_plan
 from ...parallel.tensor.styles import COLUMN, GATHERED_COLUMN, ModelPlan
 from ...parallel.tensor.vocabulary.hugging_face_loss import cut_loss_of, loss_obstacle
 from ...parallel.tensor.vocabulary.part import VocabularyPart, note_vocabulary
-from ...stacks import find_stacks
+from ...stacks import block_prefixes
 from ...zero.creation.meta import has_meta, materialise
 from ...zero.creation.unbuilt import UnbuiltParameters
 from ...zero.creation.values import whole_values
@@ -95,7 +95,7 @@ def _values_of(mesh: ProcessGroupMesh) -> Callable[[nn.Parameter], Tensor]:
 
 def _output_layers(model: nn.Module, plan: ModelPlan) -> dict[str, nn.Linear]:
     """Returns the Linears outside of blocks that are cut over what they give, which is a vocabulary."""
-    blocks = tuple(f"{name}." for stack in find_stacks(model, skip=lambda _: False) for name, _ in stack.blocks)
+    blocks = block_prefixes(model)
     cut: Mapping[str, nn.Module] = {
         name: model.get_submodule(name)
         for name, style in plan.modules.items()

@@ -47,7 +47,7 @@ def check_inputs_once(
 
     def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         handle.remove()
-        check_inputs(arguments_by_name(module, args, kwargs), axis, ranks=ranks, device=device)
+        check_inputs(_by_name(module, args, kwargs), axis, ranks=ranks, device=device)
 
     handle = model.register_forward_pre_hook(OwnHook(look), with_kwargs=True, prepend=True)
     return handle
@@ -93,7 +93,7 @@ def check_inputs(inputs: Mapping[str, Any], axis: Collectives, *, ranks: Sequenc
     )
 
 
-def arguments_by_name(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _by_name(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a forward by the names that its parameters have."""
     try:
         given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments

@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from xxhash import xxh3_64_intdigest
 
 from dsrun.errors import ModelError
@@ -34,7 +33,7 @@ from ...generators import capture_host, generators_of
 from ...mesh.agree.texts import gather_texts
 from ...mesh.collectives import Collectives
 from ...own_hooks import OwnHook
-from .same_inputs import HINT, arguments_by_name, inputs_in
+from .same_inputs import HINT, inputs_in
 
 #: Largest difference of the ranks' losses, by their size, and at least.
 TOLERANCE, LEAST = 1e-5, 1e-6
@@ -71,12 +70,10 @@ class StepWatch:
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._size = torch.zeros((), dtype=torch.float64, device=device)
 
-    def follow(self, model: nn.Module) -> list[RemovableHandle]:
+    def follow(self, model: nn.Module) -> None:
         """Looks at each forward of a model from now on; enters no collective, and waits for no device."""
-        return [
-            model.register_forward_pre_hook(OwnHook(self._enter), with_kwargs=True, prepend=True),
-            model.register_forward_hook(OwnHook(self._leave)),
-        ]
+        model.register_forward_pre_hook(OwnHook(self._enter), with_kwargs=True, prepend=True)
+        model.register_forward_hook(OwnHook(self._leave))
 
     def add_loss(self, loss: Tensor) -> None:
         """Takes one micro batch's loss, detached, with one element, on any device."""
@@ -130,7 +127,7 @@ class StepWatch:
         if not torch.is_grad_enabled():
             return
         with torch.no_grad():
-            for name, value in inputs_in(arguments_by_name(module, args, kwargs)):
+            for name, value in inputs_in({"arguments": args, **kwargs}):
                 if not isinstance(value, Tensor):
                     self._shapes = _digest(self._shapes, name, value)
                 elif not self._was_given(value):

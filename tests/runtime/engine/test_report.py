@@ -75,18 +75,24 @@ class OneDevice(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_loss_may_lie_on_another_device_than_the_engine() -> None:
-    elsewhere = torch.device("meta")
-    report = StepReport(
+def report_on(device: torch.device, *, counts_losses: bool = True, same: StepWatch | None = None) -> StepReport:
+    """Returns the report of one rank, which writes nowhere."""
+    return StepReport(
         RecordWriter(None),
         data_ranks=1,
-        counts_losses=True,
+        counts_losses=counts_losses,
         tells=True,
         steps_per_print=None,
-        device=elsewhere,
+        device=device,
         model_numel=1,
         total_steps=None,
+        same=same,
     )
+
+
+def test_a_loss_may_lie_on_another_device_than_the_engine() -> None:
+    elsewhere = torch.device("meta")
+    report = report_on(elsewhere)
     with OneDevice():
         report.add_loss(torch.tensor([0.5]))
     assert report.shared_2.device == elsewhere
@@ -139,17 +145,7 @@ def test_a_loss_on_the_cpu_trains_as_one_on_the_gpu(stage: int, more: dict[str, 
 def test_losses_that_are_forgotten_are_not_compared_between_ranks_either() -> None:
     """A global batch that is given up on all ranks began anew on all."""
     watch = StepWatch(range(2), 0, torch.device("cpu"))
-    report = StepReport(
-        RecordWriter(None),
-        data_ranks=1,
-        counts_losses=False,
-        tells=True,
-        steps_per_print=None,
-        device=torch.device("cpu"),
-        model_numel=1,
-        total_steps=None,
-        same=watch,
-    )
+    report = report_on(torch.device("cpu"), counts_losses=False, same=watch)
     report.add_loss(torch.tensor([3.0]))
     assert watch.shared_3().tolist() == [watch.shared_3()[0].item(), 3.0, 3.0]
     report.forget_losses()

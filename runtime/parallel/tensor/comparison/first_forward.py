@@ -117,9 +117,10 @@ class _Region:
         Raises:
             ModelError: naming the region, and what differs in it by how much.
         """
-        has_gradients = call.has_gradients()
-        if not self.kind.is_final and (has_gradients or not self.kind.seen):
-            self.compare(call, has_gradients=has_gradients)
+        if not self.kind.is_final:
+            has_gradients = call.has_gradients()
+            if has_gradients or not self.kind.seen:
+                self.compare(call, has_gradients=has_gradients)
         self.kind.end_if_done()
 
     def compare(self, call: Call, *, has_gradients: bool) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from dsrun.config.sections.parallel import PartitionConfig, TensorParallel
 from dsrun.errors import ModelError, Problem
 
-from ....stacks import find_stacks
+from ....stacks import block_prefixes, find_stacks
 from ..styles import Form, ModelPlan
 from . import heuristics, hugging_face, partition_config, presets
 from .output_layer import align_ties, cut_output_layer
@@ -78,7 +78,7 @@ def _found(model: nn.Module) -> ModelPlan | None:
 
 def _is_of_blocks(model: nn.Module, plan: ModelPlan) -> bool:
     """Whether a plan cuts something in the repeated blocks of a model; true of a model that has none."""
-    blocks = _blocks_of(model)
+    blocks = block_prefixes(model)
     cut = [name for name, style in plan.modules.items() if style.form in _CUTTING]
     return not blocks or any(name.startswith(blocks) for name in cut)
 
@@ -88,7 +88,7 @@ def _check_pairs(model: nn.Module, plan: ModelPlan) -> None:
 
     Where a model has no repeated blocks nothing is said: all of its layers are outside.
     """
-    blocks = _blocks_of(model)
+    blocks = block_prefixes(model)
     outside = {name: style for name, style in plan.modules.items() if not name.startswith(blocks)} if blocks else {}
     gives = [name for name, one in outside.items() if one.form in (Form.COLUMN, Form.HIDDEN) and not one.gathers_output]
     takes = [name for name, one in outside.items() if one.form is Form.ROW and not one.splits_input]
@@ -108,11 +108,6 @@ def _check_pairs(model: nn.Module, plan: ModelPlan) -> None:
             for name in gives or takes
         ]
     )
-
-
-def _blocks_of(model: nn.Module) -> tuple[str, ...]:
-    """Returns what the names of modules in repeated blocks begin with."""
-    return tuple(f"{name}." for stack in find_stacks(model, skip=lambda _: False) for name, _ in stack.blocks)
 
 
 def _nothing(model: nn.Module, size: int, source: str | None) -> ModelError:

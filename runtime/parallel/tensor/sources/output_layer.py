@@ -15,7 +15,7 @@ from torch import nn
 
 from dsrun.errors import ModelError
 
-from ....stacks import find_stacks
+from ....stacks import block_prefixes
 from ..styles import GATHERED_COLUMN, SPLIT_ROW, WHOLE, Form, ModelPlan, Style
 
 _KEY = "tensor_parallel.vocab_parallel_lm_head"
@@ -66,7 +66,7 @@ def _count(found: Sequence[str], patterns: Sequence[str]) -> str:
 
 def _hint(model: nn.Module, found: Sequence[str]) -> str:
     """Returns how to say which Linear it is: by a last part of a name that no other has, where there is one."""
-    blocks = tuple(f"{name}." for stack in find_stacks(model, skip=lambda _: False) for name, _ in stack.blocks)
+    blocks = block_prefixes(model)
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     last = Counter(name.rpartition(".")[2] for name in linears)
     choices = [name for name in found or linears if not name.startswith(blocks)]
