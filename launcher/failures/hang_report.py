@@ -29,6 +29,8 @@ from .stack_frames import Frame
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _THREAD = re.compile(r"^(?P<current>Current t|T)hread 0x[0-9a-f]+")
+#: Module of the thread that writes a rank's stacks.
+_ANSWERS = "dsrun/launcher/agent/start/stack_answers.py"
 #: More groups than this are counted, not told.
 _MOST_GROUPS = 8
 
@@ -48,8 +50,10 @@ def main_thread(text: str) -> tuple[Frame, ...]:
                 current = threads[-1]
         elif threads and (frame := _FRAME.match(line)):
             threads[-1].append(Frame(frame["file"], int(frame["line"]), frame["function"]))
-    # The kernel gives a signal to the main thread if it can, so that one is the current one. Else it is the last:
-    # threads come newest first.
+    # The kernel gives a signal to the main thread if it can, so that one is the current one. Else it is the last, for
+    # threads come newest first; so it is where the current one is that which answers.
+    if current and current[-1].file.endswith(_ANSWERS):
+        current = []
     return tuple(current or (threads[-1] if threads else ()))
 
 

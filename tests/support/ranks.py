@@ -10,6 +10,7 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.forkserver import ensure_running
 from multiprocessing.process import BaseProcess
@@ -23,6 +24,13 @@ from dsrun.runtime.compat import TCPStore
 # the first, and then every rank of every test imports torch or dsrun by itself.
 forkserver = multiprocessing.get_context("forkserver")
 forkserver.set_forkserver_preload(["pytest", "torch", "torch.distributed", "torch._dynamo", "support.preloaded"])
+
+
+def wait_for_all(info: RankInfo) -> None:
+    """Waits until all ranks of `run_ranks` have come here: for those that join with a time-out of a few seconds."""
+    store = TCPStore(info.master_addr, info.master_port, wait_for_workers=False)
+    store.set(f"here/{info.rank}", "")
+    store.wait([f"here/{rank}" for rank in range(info.world_size)], timedelta(seconds=60))
 
 
 def run_ranks(world_size: int, body: Callable[..., Any], *args: Any, timeout_s: float = 90.0) -> list[Any]:

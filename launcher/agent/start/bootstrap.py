@@ -6,7 +6,7 @@ Does not start processes and knows nothing of the launch but the error file. Two
 What is the same as with plain python: `__main__`, `sys.argv`, `sys.path[0]`, `sys.excepthook`, exit codes of
 SystemExit, atexit, threads, death by SIGINT after KeyboardInterrupt. What is better: a `DsrunError` is left to the
 launcher, which shows its `error:` and `hint:` lines once, tracebacks begin at the user's code, and a crash in native
-code shows the Python stack. Asked by a signal, a rank writes the stacks of all its threads into a file of its own.
+code shows the Python stack. Asked by the agent, a rank writes the stacks of all its threads (`stack_answers`).
 After a program that ended well, process groups are let go of in time (`gloo_exit`).
 """
 
@@ -31,7 +31,6 @@ from typing import Any
 from dsrun.contract.environment import (
     ERROR_FILE_ENV,
     STACKS_ENV,
-    STACKS_SIGNAL,
     has_made_engine,
     is_first_rank,
     stands_for_deepspeed,
@@ -44,6 +43,7 @@ from dsrun.errors import DsrunError, InputError
 from .first_import import hide_torch, watch_import
 from .gloo_exit import GlooExit
 from .rank_stdin import take_stdin
+from .stack_answers import answer_with_stacks
 
 
 def main() -> None:
@@ -116,7 +116,8 @@ def run(kind: str, target: str, arguments: Sequence[str]) -> None:
     """
     # Sixty-four ranks that crash must not write sixty-four stacks of other threads: `all_threads` stays off.
     faulthandler.enable(all_threads=False)
-    _answer_with_stacks()
+    if (stacks := os.environ.get(STACKS_ENV)) is not None:
+        answer_with_stacks(Path(stacks))
     process_writer().tell_start(StartState.RUNS)
     gloo_exit = GlooExit()
     arguments = [*take_local_rank_word(os.environ), *arguments]
@@ -144,24 +145,6 @@ def run(kind: str, target: str, arguments: Sequence[str]) -> None:
         _leave_word(error)
         _show(error)
         sys.exit(1)
-
-
-def _answer_with_stacks() -> None:
-    """Has this process write where all its threads are whenever `STACKS_SIGNAL` comes, whatever it is busy with."""
-    path = os.environ.get(STACKS_ENV)
-    if path is None:
-        return
-    try:
-        # No link is followed, as the folder's files have names that anybody can tell in advance.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(path, flags, 0o600)
-    except OSError as error:
-        print(f"dsrun: cannot write {path}: {error.strerror}", file=sys.stderr, flush=True)
-        return
-    # Never closed: it serves until the process ends.
-    faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True, chain=False)
-    # A system call of native code that does not expect signals goes on instead of failing with EINTR.
-    signal.siginterrupt(STACKS_SIGNAL, False)
 
 
 def fail(error: DsrunError, exit_code: int) -> None:

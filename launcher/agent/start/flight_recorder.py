@@ -29,6 +29,7 @@ from dsrun.contract.environment import RUN_DIR_ENV
 from dsrun.contract.job_paths import JobPaths, host_folder_prefix
 
 from ...protocol import RankStack
+from ..fifo_requests import request
 
 #: Enough for some steps of a model with a hundred units; torch's own default.
 BUFFER_ENTRIES = 2000
@@ -58,18 +59,7 @@ class RecorderFiles:
 
         A rank without NCCL groups makes no pipe, and one that is gone does not listen at it.
         """
-        if self.pipe is None:
-            return False
-        try:
-            descriptor = os.open(self.pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            return stat.S_ISFIFO(os.fstat(descriptor).st_mode) and os.write(descriptor, b"1") == 1
-        except OSError:
-            return False
-        finally:
-            os.close(descriptor)
+        return self.pipe is not None and request(self.pipe)
 
     def stamp(self) -> tuple[int, int]:
         """Returns what changes when the dump is written: its time in ns and its size; zeros where there is none."""

@@ -1,13 +1,14 @@
 """Where every rank of a host is, right now: state in the kernel, Python's stacks as faulthandler writes them, and how
 far its process groups are, as torch's flight recorder says.
 
-The agent's side; the rank's is in `bootstrap`, which registers faulthandler, and in torch. Does not wait: whoever owns
-the loop looks again. Does not read stacks, which is for whoever says what hangs.
+The agent's side; the rank's is in `start.stack_answers` and in torch. Does not wait: whoever owns the loop looks again.
+Does not read stacks, which is for whoever says what hangs.
 
-[Note: who can answer] faulthandler answers from within the signal handler, so a rank that holds the GIL for ever
-answers too. A rank that is stopped cannot, and one that is no Python, or not yet, has no handler and would die of the
-signal: it is not sent. The flight recorder answers from a thread of NCCL's, within about three seconds, of which one is
-that thread's pause; for the stacks in its dump it needs the GIL, so a rank that holds it for ever gives none.
+[Note: who can answer] A rank is asked through its FIFO, and by the signal where it does not answer: so one that holds
+the GIL for ever answers too. See [Note: two ways to ask]. A rank that is stopped cannot, and one that is no Python, or
+not yet, has no handler and would die of the signal: it is not sent. The flight recorder answers from a thread of
+NCCL's, within about three seconds, of which one is that thread's pause; for the stacks in its dump it needs the GIL, so
+a rank that holds it for ever gives none.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import psutil
 
 from dsrun.contract.environment import STACKS_SIGNAL
 from dsrun.contract.heartbeats import HeartbeatTable
-from dsrun.contract.job_paths import JobPaths
+from dsrun.contract.job_paths import JobPaths, stacks_pipe
 
 from ... import processes
 from ...os_errors import refusal_of
 from ...protocol import RankStack, Stacks
+from ..fifo_requests import request
 from ..start.flight_recorder import RecorderFiles
 from ..start.worker import RankProcess
 from .nccl_dumps import MOST_BYTES, DumpError, read_dump
@@ -33,7 +35,9 @@ from .rank_status import idle_s
 
 #: Between two looks at files that grow; also how long one must stand still to be taken for complete.
 _LOOK_S = 0.1
-_PATIENCE_S = 2.0
+_PATIENCE_S = 3.0
+#: After it a rank that has not answered holds the GIL; on a busy machine it may have had no turn yet.
+_SIGNAL_AFTER_S = 1.5
 #: For the dumps that torch writes when it is asked: the first one takes it a second of a free core, for the symbols of
 #: its libraries.
 _DUMP_PATIENCE_S = 15.0
@@ -48,12 +52,13 @@ _WATCHDOG_THREAD = "pt_nccl_watchdg"
 
 @dataclass(slots=True)
 class _Asked:
-    """A rank that writes."""
+    """A rank that writes, once it has been asked through its FIFO (`signal_at_s` is set) or by the signal."""
 
     process: psutil.Process
     path: Path
     begin: int
     size: int
+    signal_at_s: float | None
 
 
 @dataclass(slots=True)
@@ -105,8 +110,10 @@ class StackTaking:
             if answer.state and answer.state not in _STOPPED and processes.catches(rank.process, STACKS_SIGNAL):
                 path = paths.stacks(rank.rank)
                 size = _size(path)
-                self._asked[rank.rank] = _Asked(rank.process, path, size, size)
-                processes.send(rank.process, STACKS_SIGNAL)
+                signal_at_s = now_s + _SIGNAL_AFTER_S if request(stacks_pipe(path)) else None
+                self._asked[rank.rank] = _Asked(rank.process, path, size, size, signal_at_s)
+                if signal_at_s is None:
+                    processes.send(rank.process, STACKS_SIGNAL)
 
     def look(self, now_s: float) -> Stacks | None:
         """Returns the answer once all texts are complete, or time is up; None before."""
@@ -118,6 +125,9 @@ class StackTaking:
             size = _size(asked.path)
             complete &= (size > asked.begin and size == asked.size) or not processes.lives(asked.process)
             asked.size = size
+            if size == asked.begin and asked.signal_at_s is not None and now_s >= asked.signal_at_s:
+                asked.signal_at_s = None
+                processes.send(asked.process, STACKS_SIGNAL)
         if not complete and now_s < self._deadline_s:
             return None
         if not self._read_dumps(now_s):

@@ -63,7 +63,7 @@ RESUME_ENV = "DSRUN_RESUME"
 MEMORY_COPY_ENV = "DSRUN_MEMORY_COPY"
 #: torch elastic's variable: how often the job was started before.
 RESTART_COUNT_ENV = "TORCHELASTIC_RESTART_COUNT"
-#: File to which `faulthandler` writes the rank's stacks when the agent sends `STACKS_SIGNAL`.
+#: File into which a rank writes its stacks when the agent asks for them, see `dsrun.contract.job_paths.stacks_pipe`.
 STACKS_ENV = "DSRUN_STACKS"
 #: Set where rank 0 shall record which lines of code allocate (`--memory-history`).
 MEMORY_HISTORY_ENV = "DSRUN_MEMORY_HISTORY"
@@ -73,7 +73,8 @@ READING_ENV = "DSRUN_READING"
 STDIN_RANK_ENV = "DSRUN_STDIN_RANK"
 #: Key of the rendezvous store under which the launcher leaves the job's nonce.
 NONCE_KEY = "dsrun/nonce"
-#: Sent to ranks that catch it, for their Python stacks; a real-time signal, so that USR1 and USR2 stay the user's.
+#: Sent for their Python stacks to ranks that catch it and have not answered otherwise; a real-time signal, so that USR1
+#: and USR2 stay the user's.
 STACKS_SIGNAL = signal.SIGRTMIN + 9
 #: Seconds that groups which dsrun makes wait for other ranks, see [Note: who speaks first]; absent means the default.
 GROUP_TIMEOUT_ENV = "DSRUN_GROUP_TIMEOUT"

@@ -189,3 +189,12 @@ class StatePaths:
     def sync_record(self, name: str) -> Path:
         """Record of one folder that was copied to this host."""
         return self.folder / "synced" / f"{name}.json"
+
+
+def stacks_pipe(stacks: Path) -> Path:
+    """Returns the FIFO at which a rank is asked for its stacks.
+
+    Args:
+        stacks: file into which it writes them.
+    """
+    return stacks.with_suffix(".pipe")

@@ -617,6 +617,28 @@ def test_stacks_come_from_all_ranks_that_can_answer_and_a_state_from_those_that_
     assert (Path(plan.run_dir) / "rank0.stacks.txt").stat().st_mode & 0o777 == 0o600
 
 
+#: A thread moves through deep stacks while the main thread waits without the GIL, for ranks that are asked meanwhile.
+MOVES = """
+import sys, threading
+def down(depth, *more):
+    return 0 if depth == 0 else down(depth - 1, *more) + len([each for each in more])
+def move():
+    while True:
+        down(300, 1, 2, 3)
+threading.Thread(target=move, daemon=True).start()
+"""
+
+
+def test_a_rank_whose_threads_move_lives_on_when_asked_for_stacks(tmp_path: Path) -> None:
+    with agent_for(script_plan(tmp_path, MOVES + WAIT, ranks=1)) as agent:
+        agent.until_ready(1)
+        for _ in range(10):
+            (stack,) = take_stacks(agent)
+            assert " in down\n" in stack.text
+            assert "in write_stacks_when_asked\n" in stack.text, "it has the GIL"
+        agent.send(Kill())
+
+
 def test_a_program_that_is_no_python_is_not_asked_for_stacks(tmp_path: Path) -> None:
     with agent_for(program_plan(tmp_path, "command", "sleep", "1000", ranks=1)) as agent:
         agent.until(Started)

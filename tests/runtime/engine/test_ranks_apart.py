@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import dsrun
+from dsrun.contract.environment import RankInfo
 from dsrun.errors import DsrunError
 from dsrun.runtime.compat import store_of
-from support.ranks import run_ranks
+from support.ranks import run_ranks, wait_for_all
 from support.training import batches, config, make_engine
 
 #: What rank 1 does in place of its third step, the others' being two micro steps.
@@ -72,6 +73,7 @@ def test_ranks_that_part_name_each_other_and_the_step(way: str, stage: int, tmp_
 
 
 def _leave_a_batch_out(stage: int) -> str:
+    wait_for_all(RankInfo.from_env())
     dsrun.init_distributed(timeout_s=2)
     engine = make_engine(config(stage, micro=2))
     assert torch.distributed.group.WORLD is not None

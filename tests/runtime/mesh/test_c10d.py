@@ -13,7 +13,7 @@ from dsrun.runtime.mesh.c10d import C10dCollectives, GlooCollectives
 from dsrun.runtime.mesh.collectives import WaitKind
 from dsrun.runtime.mesh.join.groups import join
 from dsrun.runtime.mesh.step_position import Where
-from support.ranks import run_ranks
+from support.ranks import run_ranks, wait_for_all
 
 
 def _wait_in_vain(axis: GlooCollectives) -> None:
@@ -25,6 +25,7 @@ def _wait_in_vain(axis: GlooCollectives) -> None:
 
 def _part(how: str) -> str:
     info = RankInfo.from_env()
+    wait_for_all(info)
     join(info, backend="gloo", device=torch.device("cpu"), timeout_s=2)
     group = dist.group.WORLD
     assert isinstance(group, dist.ProcessGroup)
@@ -44,6 +45,7 @@ def _part(how: str) -> str:
     return f"{axis.is_idle} {caught.value}"
 
 
+@pytest.mark.depends_on_speed("a time-out of 2 s")
 def test_a_rank_that_has_left_is_named_with_the_step_it_left_at() -> None:
     zero, one = run_ranks(2, _part, "leaves")
     assert zero.startswith(
@@ -53,6 +55,7 @@ def test_a_rank_that_has_left_is_named_with_the_step_it_left_at() -> None:
     assert one == "True"
 
 
+@pytest.mark.depends_on_speed("a time-out of 2 s")
 def test_ranks_in_other_collectives_tell_each_other_where_they_wait() -> None:
     zero, one = run_ranks(2, _part, "other call")
     assert "joined: rank 1 waited in broadcast of unit 6 at step 8, micro step 2 (" in zero

@@ -9,6 +9,7 @@ from dsrun.contract.job_paths import (
     mark_name,
     memory_copies_prefix,
     rank_of_log,
+    stacks_pipe,
 )
 
 
@@ -56,6 +57,7 @@ def test_names_on_disk_are_those_that_other_versions_and_guides_know() -> None:
         "pipe": "nccl_pipe_rank_",
     }
     assert str(job.stacks("<N>")) == "/jobs/j1/rank<N>.stacks.txt"
+    assert stacks_pipe(job.stacks(3)).name == "rank3.stacks.pipe"
 
 
 def test_what_is_there_for_a_moment_is_hidden() -> None:

@@ -143,8 +143,9 @@ def test_forked_and_fresh_ranks_find_themselves_in_the_same_state(tmp_path: Path
             seen.append(spawner.outputs[0].read())
     assert seen[0] == seen[1]
     state = seen[0].decode().splitlines()
-    # The file for its stacks alone is open beside its streams, and not even that in programs that it starts.
-    files, below = ["rank0.stacks.txt"], "4"
+    # The file for its stacks and the FIFO for requests alone are open beside its streams, and neither in programs that
+    # it starts.
+    files, below = ["rank0.stacks.pipe", "rank0.stacks.txt"], "4"
     assert state[:5] == [f"True {tmp_path} True True", str(files), below, "True default_int_handler", "set() 0 b"]
 
 

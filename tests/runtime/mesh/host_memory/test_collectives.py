@@ -19,7 +19,7 @@ from dsrun.errors import DsrunError, ModelError
 from dsrun.runtime.mesh.collectives import WaitKind
 from dsrun.runtime.mesh.host_memory.collectives import SharedMemoryCollectives
 from dsrun.runtime.mesh.join.groups import join, make_mesh
-from support.ranks import run_ranks
+from support.ranks import run_ranks, wait_for_all
 from support.wait_seconds import WaitSeconds
 
 CPU = torch.device("cpu")
@@ -27,6 +27,7 @@ CPU = torch.device("cpu")
 
 def shared(timeout_s: float = 30) -> SharedMemoryCollectives:
     info = RankInfo.from_env()
+    wait_for_all(info)
     join(info, backend="gloo", device=CPU, timeout_s=timeout_s)
     found = make_mesh(divide(info.world_size, {}), info, device=CPU).world
     assert isinstance(found, SharedMemoryCollectives), "ranks of one host share memory"
@@ -124,17 +125,20 @@ def _ends_early(how: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.depends_on_speed("a time-out of 2 s")
 def test_a_rank_in_another_collective_is_named_by_both() -> None:
     zero, one = run_ranks(2, _ends_early, "other call")
     assert zero == "rank 0 is in all_gather of unit 4 (32 bytes) while rank 1 is in all_reduce sum of unit 7 (32 bytes)"
     assert one == "rank 1 is in all_reduce sum of unit 7 (32 bytes) while rank 0 is in all_gather of unit 4 (32 bytes)"
 
 
+@pytest.mark.depends_on_speed("a time-out of 2 s")
 def test_parts_of_other_lengths_than_a_rank_expects_are_named_by_both() -> None:
     names = [text.partition(", in ")[0] for text in run_ranks(2, _ends_early, "other length")]
     assert names == ["rank 1 sends 3 elements to rank 0, which expects 2"] * 2
 
 
+@pytest.mark.depends_on_speed("a time-out of 2 s")
 def test_a_rank_that_does_not_come_is_named() -> None:
     zero, _ = run_ranks(2, _ends_early, "stays")
     assert zero.startswith("rank 0 waited 2 s for rank 1 of this host in all_gather of unit 4 (32 bytes)")

@@ -21,7 +21,7 @@ from dsrun.runtime.mesh.join.groups import join, make_mesh
 from dsrun.runtime.mesh.join.shared_groups import GroupKey, SharedGroups
 from dsrun.runtime.mesh.loopback import LoopbackWorld
 from dsrun.runtime.mesh.step_position import Where
-from support.ranks import run_ranks
+from support.ranks import run_ranks, wait_for_all
 from support.wait_seconds import WaitSeconds
 
 CPU = torch.device("cpu")
@@ -114,6 +114,7 @@ def test_what_a_rank_sends_is_received_by_its_counterpart() -> None:
 
 def _two_hosts(how: str) -> str:
     info = RankInfo.from_env()
+    wait_for_all(info)
     join(info, backend="gloo", device=CPU, timeout_s=2)
     group = dist.group.WORLD
     assert isinstance(group, dist.ProcessGroup)
@@ -132,6 +133,7 @@ def _two_hosts(how: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.depends_on_speed("a time-out of 2 s")
 def test_a_host_whose_rank_has_left_is_named() -> None:
     text = run_ranks(2, _two_hosts, "leaves")[0]
     assert text.startswith(
@@ -140,6 +142,7 @@ def test_a_host_whose_rank_has_left_is_named() -> None:
     )
 
 
+@pytest.mark.depends_on_speed("a time-out of 2 s")
 def test_ranks_of_hosts_in_other_steps_find_each_other_within_the_time_out() -> None:
     zero, one = run_ranks(2, _two_hosts, "other step")
     assert "rank 1 waited in all_gather of unit 4, for rank 1, at" not in zero

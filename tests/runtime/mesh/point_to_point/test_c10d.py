@@ -18,13 +18,15 @@ from dsrun.errors import ModelError
 from dsrun.runtime.mesh.join.groups import join
 from dsrun.runtime.mesh.point_to_point.c10d import C10dPointToPoint, LaneGroups
 from dsrun.runtime.mesh.point_to_point.links import Lane
-from support.ranks import run_ranks
+from support.ranks import run_ranks, wait_for_all
 
 CPU = torch.device("cpu")
 
 
 def links_with(*, timeout_s: float = 30.0) -> C10dPointToPoint:
-    join(RankInfo.from_env(), backend="gloo", device=CPU, timeout_s=timeout_s)
+    info = RankInfo.from_env()
+    wait_for_all(info)
+    join(info, backend="gloo", device=CPU, timeout_s=timeout_s)
     return links_among_all(timeout_s)
 
 
@@ -134,6 +136,7 @@ def wait_in_a_circle() -> str:
     return str(caught.value)
 
 
+@pytest.mark.depends_on_speed("a time-out of 1 s")
 def test_ranks_that_wait_for_each_other_are_told_what_each_waits_for() -> None:
     first, second = run_ranks(2, wait_in_a_circle)
     assert (

@@ -209,6 +209,7 @@ def wait_in_a_circle() -> str:
     return str(caught.value)
 
 
+@pytest.mark.depends_on_speed("a time-out of 0.5 s")
 def test_ranks_that_wait_for_each_other_are_told_what_each_waits_for() -> None:
     first, second = run_ranks(2, wait_in_a_circle)
     assert "in receive of tensor 0 from rank 1 (1 along the axis), on the lane of activations" in first
