@@ -7,7 +7,6 @@ refers to it any more. Those that count share one `Progress`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from dsrun.config.config import Config
 
@@ -172,7 +171,7 @@ def make_components(
         tells=mesh.is_first,
         steps_per_print=settings.steps_per_print,
         device=device,
-        model_numel=sum(prod(extent.whole.shape) for unit in sharded.units for extent in unit.layout.extents),
+        model_numel=observation.model_numel,
         total_steps=getattr(update.scheduler, "total_num_steps", None),
         wear=observation.wear,
         waits=WaitReport(job.waits, mesh.world, records, device=device, is_recorded=is_recorded_for_all(mesh)),

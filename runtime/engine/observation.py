@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 
 from dsrun.config.buckets import tell_auto
 from dsrun.config.config import Config
@@ -34,15 +35,25 @@ class Observation:
         wear: Counts of what goes to drives; None where nothing does.
         drives: Function that returns the counts of reads and writes of drives.
         predicted: Model state of this rank between steps, as predicted.
+        model_numel: Trained parameters of the whole model, with all pipeline stages, on the first rank; on others,
+            those of their stage.
     """
 
     records: RecordWriter
     wear: DiskWear | None
     drives: Callable[[], IoCounts]
     predicted: StatePrediction
+    model_numel: int
 
 
-def observe(sharded: ShardedModel, settings: Config, mesh: ProcessGroupMesh, predicted: StatePrediction) -> Observation:
+def observe(
+    sharded: ShardedModel,
+    settings: Config,
+    mesh: ProcessGroupMesh,
+    predicted: StatePrediction,
+    *,
+    whole: ModelSize | None,
+) -> Observation:
     """Returns what is told of a run; the first rank opens the records.
 
     Args:
@@ -50,11 +61,14 @@ def observe(sharded: ShardedModel, settings: Config, mesh: ProcessGroupMesh, pre
         settings: the config.
         mesh: ranks and device.
         predicted: model state of a rank between steps.
+        whole: description of a model that is cut, on the first rank; None: this rank has the whole model.
     """
     records = RecordWriter(records_path(mesh.info))
     wear = wear_of(sharded.disk, sharded.slices_on_disk, settings, records, rank=mesh.info.rank)
     drives = partial(counts_of_drives, sharded.disk, sharded.slices_on_disk)
-    return Observation(records, wear, drives, predicted)
+    here = sum(prod(extent.whole.shape) for unit in sharded.units for extent in unit.layout.extents)
+    numel = here if whole is None else whole.trained_numel
+    return Observation(records, wear, drives, predicted, numel)
 
 
 def tell_start(

@@ -29,7 +29,7 @@ class StepReport:
         tells: whether this rank writes records and prints lines.
         steps_per_print: optimizer steps between printed lines; None for none.
         device: device that losses are summed on, so that the host need not read them.
-        model_numel: parameters, for the estimate of operations.
+        model_numel: trained parameters of the whole model, for the estimate of operations.
         total_steps: optimizer steps of the whole run, where the schedule says so.
         wear: counter of the bytes written to disks; None where nothing goes to disks.
         waits: report of what the ranks wait in; None for none.

@@ -32,6 +32,12 @@ class ExampleRun:
         """Loss and gradient norm of each update."""
         return [(record["loss"], record["grad_norm"]) for record in self.records if record["event"] == "step"]
 
+    @property
+    def numel(self) -> float:
+        """Trained parameters by which operations were counted: six operations a parameter and token."""
+        record = next(record for record in self.records if record["event"] == "step")
+        return record["tflops"] * 1e12 / record["tokens_per_s"] / 6
+
 
 def run_example(
     folder: Path, name: str, *words: str, ranks: int, layers: int, config: Mapping[str, Mapping[str, Any]]
