@@ -1,8 +1,9 @@
-"""Bytes, counts and durations as people read and write them. No arithmetic beyond the unit."""
+"""Bytes, counts, durations and lists as people read and write them. No arithmetic beyond the unit."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "K", "M", "B", "T")
@@ -37,6 +38,12 @@ def format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h {minutes}m {rest}s" if hours else f"{minutes}m {rest}s"
+
+
+def format_list(texts: Sequence[str], most: int) -> str:
+    """Four texts, two at most -> `a, b and 2 more`."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
 
 
 def parse_bytes(text: str) -> int | None:

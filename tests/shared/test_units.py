@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.units import format_bytes, format_count, format_duration
+from dsrun.units import format_bytes, format_count, format_duration, format_list
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,13 @@ def test_counts_have_three_digits_and_decimal_units(count: float, text: str) -> 
 )
 def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+def test_a_list_says_how_many_it_leaves_out() -> None:
+    assert [format_list(["a", "b", "c", "d"][:count], 2) for count in range(5)] == [
+        "",
+        "a",
+        "a, b",
+        "a, b and 1 more",
+        "a, b and 2 more",
+    ]

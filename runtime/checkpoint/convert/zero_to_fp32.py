@@ -25,7 +25,7 @@ from dsrun.checkpoint_files.storage.places import Place
 from dsrun.checkpoint_files.storage.registry import place_of
 from dsrun.checkpoint_files.storage.tags import is_complete, tag_to_load
 from dsrun.errors import InputError
-from dsrun.units import parse_bytes
+from dsrun.units import format_list, parse_bytes
 
 from .fp32_weights import StoredWeight, stored_weights, write_weights
 from .to_universal import model_states, optimizer_state, trained_names
@@ -210,7 +210,7 @@ def load_state_dict_from_zero_checkpoint(
     differing = model.load_state_dict(weights, strict=False)
     for names, text in ((differing.missing_keys, "does not have"), (differing.unexpected_keys, "has beyond the model")):
         if names:
-            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            shown = format_list(names, 5)
             print(f"dsrun: load_state_dict_from_zero_checkpoint: the checkpoint {text}: {shown}", flush=True)
     return model
 

@@ -21,6 +21,7 @@ from zlib import crc32
 import torch
 
 from dsrun.errors import ModelError
+from dsrun.units import format_list
 
 from ...mesh.collectives import Collectives
 from ..partition_parameters import ZeroParamStatus, home_of, memory_of
@@ -149,12 +150,11 @@ class ScriptWrites:
         self._collectives.all_reduce(bounds, op="max", label="written parameters").wait()
         with self._collectives.reading("written parameters"):
             differ = torch.mul(*bounds.chunk(2)).tolist()
-        names = [home.name for home, differs in zip(homes, differ, strict=True) if differs]
+        names = [f"`{home.name}`" for home, differs in zip(homes, differ, strict=True) if differs]
         if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise ModelError(
-                f"model: `{names[0]}`{more} {'was' if not more else 'were'} written to on some ranks{at} and not on "
-                "others, so the ranks have no common model",
+                f"model: {format_list(names, 1)} {'were' if names[1:] else 'was'} written to on some ranks{at} and "
+                "not on others, so the ranks have no common model",
                 hint="write the same on every rank, or inside dsrun.zero.GatheredParameters with modifier_rank",
             )
 

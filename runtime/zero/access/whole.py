@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from dsrun.errors import ModelError
+from dsrun.units import format_list
 
 from ...compat import in_backward
 from ...layout.cuts import EVERYWHERE, RankPlacement
@@ -308,11 +309,10 @@ class ParamAccess(OwnerGroup):
         written = torch.tensor([home.number in changed for home in homes], dtype=torch.uint8, device=self.device)
         self.pieces.collectives.all_reduce(written, op="max", label="GatheredParameters changes").wait()
         with self.pieces.collectives.reading("GatheredParameters changes"):
-            names = [home.name for home, one in zip(homes, written.tolist(), strict=True) if one]
+            names = [f"`{home.name}`" for home, one in zip(homes, written.tolist(), strict=True) if one]
         if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise ModelError(
-                f"GatheredParameters: `{names[0]}`{more} written to without a modifier_rank",
+                f"GatheredParameters: {format_list(names, 1)} written to without a modifier_rank",
                 hint="name the rank whose values all take over: GatheredParameters(params, modifier_rank=0)",
             )
 
@@ -401,9 +401,9 @@ class ParamAccess(OwnerGroup):
         wrote, left = told[: len(parts)], told[len(parts) :]
         mixed = [home for home, *both in zip(parts, wrote, left, strict=True) if all(both)]
         if mixed:
-            more = f" and {len(mixed) - 1} more" if len(mixed) > 1 else ""
+            names = format_list([f"`{home.name}`" for home in mixed], 1)
             raise ModelError(
-                f"GatheredParameters: `{mixed[0].name}`{more} cut over {' and '.join(_placement(mixed[0]).cut_over)}, "
+                f"GatheredParameters: {names} cut over {' and '.join(_placement(mixed[0]).cut_over)}, "
                 "and not each part was written to by its modifier, so old parts and new ones would be mixed",
                 hint="modifier_rank=0 names the first of the ranks that have the same part, which there is for each "
                 "part: write on all of these, or set the parts with dsrun.utils.safe_set_full_fp32_param",

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dsrun.errors import DsrunError, ModelError
+from dsrun.units import format_list
 
 from ....compat import forward_hooks, forward_pre_hooks
 from ....late_compiler import UncompiledFunction
@@ -148,9 +149,8 @@ class _Region:
             if any(map(_is_scripts, [*forward_pre_hooks(part), *forward_hooks(part)]))
         ]
         if hooked:
-            more = f" and {len(hooked) - 3} more" if hooked[3:] else ""
             self.terms.say(
-                f"tensor parallelism: forward hooks of {', '.join(hooked[:3])}{more} see this rank's part where the "
+                f"tensor parallelism: forward hooks of {format_list(hooked, 3)} see this rank's part where the "
                 "layer is cut; what they change is not compared with the whole"
             )
 

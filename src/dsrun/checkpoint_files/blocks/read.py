@@ -18,6 +18,7 @@ from xxhash import xxh3_64_hexdigest
 
 from dsrun.direct_io.buffers import huge_buffer
 from dsrun.errors import CheckpointError
+from dsrun.units import format_list
 
 from ..index.value import BLOCK_BYTES, Index, StoredFile
 from ..reference import told_of_others
@@ -233,8 +234,7 @@ class BlockReader:
         ]
         if first == 0:
             named.insert(0, "the header")
-        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-        return ", ".join(named[:_NAMED]) + more
+        return format_list(named, _NAMED)
 
 
 def check_sizes(folder: Place, index: Index, names: Iterable[str]) -> None:
