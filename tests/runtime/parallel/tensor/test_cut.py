@@ -44,11 +44,6 @@ VOCABULARY = Style(Form.VOCABULARY)
 IDS = torch.randint(VOCAB, (2, 9), generator=torch.Generator().manual_seed(4))
 
 
-@pytest.fixture
-def transformers() -> Any:
-    return pytest.importorskip("transformers", reason="transformers is not installed; pip install -e '.[test-zoo]'")
-
-
 def losses(model: Any, ids: Tensor) -> Tensor:
     return model(ids, labels=ids, use_cache=False).loss
 
