@@ -136,7 +136,7 @@ def checked(
         plan: its plan.
         size: ranks.
         call: function that is given a model, and calls it.
-        between: what is done with each model after it was cut, and before it is called.
+        between: function that is given each model after it was cut, and before it is called.
         options: options of `cut_layers`.
     """
     models = [copy.deepcopy(model) for _ in range(size)]
