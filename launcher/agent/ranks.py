@@ -19,7 +19,7 @@ import psutil
 
 from dsrun.contract.error_file import read_error_file
 from dsrun.contract.heartbeats import Beat
-from dsrun.contract.job_paths import JobPaths
+from dsrun.contract.job_paths import JobPaths, stacks_pipe
 
 from .. import processes
 from ..machine.devices.by_rank import find_gpus, gpus_of_ranks, rank_variables, slice_note
@@ -330,10 +330,13 @@ class HostRanks:
 
     def remove_pipes(self) -> None:
         """Removes the ranks' pipes, once nobody listens: whoever reads all files of the folder would wait there."""
-        for recorder in self.recorders.values():
-            if recorder.pipe is not None and str(recorder.pipe.parent) == self._plan.run_dir:
-                with suppress(OSError):
-                    recorder.pipe.unlink()
+        paths = JobPaths(Path(self._plan.run_dir))
+        for rank, recorder in self.recorders.items():
+            # Those of recorders may be where the user wants them.
+            for pipe in (stacks_pipe(paths.stacks(rank)), recorder.pipe):
+                if pipe is not None and pipe.parent == paths.folder:
+                    with suppress(OSError):
+                        pipe.unlink()
 
 
 def _groups_of(recorder: RecorderFiles) -> list[GroupProgress] | None:

@@ -637,6 +637,8 @@ def test_a_rank_whose_threads_move_lives_on_when_asked_for_stacks(tmp_path: Path
             assert " in down\n" in stack.text
             assert "in write_stacks_when_asked\n" in stack.text, "it has the GIL"
         agent.send(Kill())
+        agent.rest()
+    assert [path.name for path in tmp_path.rglob("*.pipe")] == []
 
 
 def test_a_program_that_is_no_python_is_not_asked_for_stacks(tmp_path: Path) -> None:
