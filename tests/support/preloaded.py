@@ -12,9 +12,11 @@ import gc
 import sys
 
 import dsrun.runtime.engine.initialize  # noqa: F401
+from dsrun.config.config import Config
 from dsrun.config.show.keys import all_keys
 
-for section in {key.section for key in all_keys()}:
+# The whole config too, which no key has as its section: those at the top are Training's, from which it is derived.
+for section in {Config, *(key.section for key in all_keys())}:
     section.model_rebuild()
 gc.collect()
 gc.freeze()
