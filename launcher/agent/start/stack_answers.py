@@ -36,11 +36,15 @@ def answer_with_stacks(path: Path) -> None:
     except OSError as error:
         print(f"dsrun: cannot write {path}: {error.strerror}", file=sys.stderr, flush=True)
         return
-    # Neither is closed ever: they serve until the process ends. The FIFO is first, for who catches the signal is asked.
+    # Both serve until the process ends. The FIFO is first, for who catches the signal is asked.
     requests = open_requests(stacks_pipe(path))
     if requests is not None:
-        # Not one of `threading`, which a program may count, list or wait for.
-        _thread.start_new_thread(write_stacks_when_asked, (requests, descriptor))
+        try:
+            # Not one of `threading`, which a program may count, list or wait for.
+            _thread.start_new_thread(write_stacks_when_asked, (requests, descriptor))
+        except RuntimeError:
+            # No more threads may be started: nobody listens then, and the signal alone asks.
+            os.close(requests)
     faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True, chain=False)
     # A system call of native code that does not expect signals goes on instead of failing with EINTR.
     signal.siginterrupt(STACKS_SIGNAL, False)
