@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 
 from dsrun.config.buckets import tell_auto
 from dsrun.config.config import Config
@@ -20,7 +19,7 @@ from ..observe.wear import DiskWear
 from ..protocols import SCRIPT_PHASE
 from .compose.config_notes import record_program_config
 from .compose.describe import describe_units
-from .compose.start_report import open_run, records_path
+from .compose.start_report import open_run, records_path, whole_numel
 from .host.disk import counts_of_drives, wear_of
 from .model.sharded import ShardedModel
 from .model.stage_report import PIPELINE_EVENT, pipeline_line, pipeline_record
@@ -66,8 +65,7 @@ def observe(
     records = RecordWriter(records_path(mesh.info))
     wear = wear_of(sharded.disk, sharded.slices_on_disk, settings, records, rank=mesh.info.rank)
     drives = partial(counts_of_drives, sharded.disk, sharded.slices_on_disk)
-    here = sum(prod(extent.whole.shape) for unit in sharded.units for extent in unit.layout.extents)
-    numel = here if whole is None else whole.trained_numel
+    numel = whole_numel(sharded.units) if whole is None else whole.trained_numel
     return Observation(records, wear, drives, predicted, numel)
 
 

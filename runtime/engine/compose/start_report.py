@@ -83,6 +83,15 @@ def open_run(
         print(f"dsrun: {auto_sizes}", flush=True)
 
 
+def whole_numel(units: Sequence[ParamUnit]) -> int:
+    """Returns the parameters of units, those whole that ranks have parts of.
+
+    Args:
+        units: trained parameters of this rank's stage.
+    """
+    return sum(prod(extent.whole.shape) for unit in units for extent in unit.layout.extents)
+
+
 def _say_nothing(text: str) -> None:
     """What is said once for all ranks is the first one's to say."""
 
@@ -91,7 +100,7 @@ def _describe(
     units: Sequence[ParamUnit], mesh: ProcessGroupMesh, precision: PrecisionPolicy, *, stage: int, state_bytes: int
 ) -> str:
     numel = sum(param.numel() for unit in units for param in unit.params)
-    whole = sum(prod(extent.whole.shape) for unit in units for extent in unit.layout.extents)
+    whole = whole_numel(units)
     count = format_count(numel) if whole == numel else f"{format_count(numel)} of {format_count(whole)}"
     parts = f", layers cut over {mesh.tensor.size} ranks" if mesh.tensor.size > 1 else ""
     ranks = f"{mesh.info.world_size} rank" + ("s" if mesh.info.world_size > 1 else "")
