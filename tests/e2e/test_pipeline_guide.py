@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from dsrun.pipeline_schedules.formulas import live_micro_batches
 from dsrun.pipeline_schedules.generate import ScheduleName, make_schedule
 from dsrun.pipeline_schedules.simulate import equal_costs, simulate
-from support.cli import clean_environment
+from support.cli import clean_environment, run_dsrun
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 GUIDE = (GUIDES / "pipeline.md").read_text(encoding="utf-8")
@@ -76,17 +74,9 @@ def test_the_scripts_run_on_two_ranks(tmp_path: Path) -> None:
     assert len(blocks) == 4, "a plain model, one of Hugging Face's, a list of layers, an evaluation"
     (tmp_path / "train.py").write_text("\n".join((BEFORE, *blocks, AFTER)))
     (tmp_path / "ds.json").write_text(CONFIG)
-    command = [sys.executable, "-m", "dsrun", "-n", "2", "--backend", "gloo", "--log-dir", "logs"]
-    done = subprocess.run(
-        [*command, "train.py", "--config", "ds.json"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=clean_environment(OMP_NUM_THREADS="1"),
-        cwd=tmp_path,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    words = ("-n", "2", "--backend", "gloo", "--log-dir", "logs", "train.py", "--config", "ds.json")
+    done = run_dsrun(*words, cwd=tmp_path, env=clean_environment(OMP_NUM_THREADS="1"), timeout_s=100)
+    assert done.exit_code == 0, done.stderr
     said = done.stdout + done.stderr
     assert said.count("dsrun: pipeline of 2 stages") == 3
     losses = dict(re.findall(r"\[(\d)\] loss (\S+) outputs", said))
@@ -100,15 +90,8 @@ def test_the_picture_is_that_of_dsrun_plan(tmp_path: Path) -> None:
     config["pipeline"]["stages"] = 4
     (tmp_path / "ds.json").write_text(json.dumps(config))
     (words,) = re.findall(r"`dsrun (plan .*?)`:\n", GUIDE)
-    done = subprocess.run(
-        [sys.executable, "-m", "dsrun", *words.split()],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_dsrun(*words.split(), cwd=tmp_path)
+    assert done.exit_code == 0, done.stderr
     assert (tmp_path / "1f1b.svg").read_text() == (GUIDES / "pipeline-1f1b.svg").read_text()
 
 

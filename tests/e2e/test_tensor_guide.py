@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from support.cli import clean_environment
+from support.cli import Result, clean_environment, run_dsrun
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "tensor.md").read_text(encoding="utf-8")
 
@@ -62,28 +60,20 @@ engine.backward(engine(torch.ones(2, 3, 16)).square().mean())
 """
 
 
-def run(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, script: str) -> Result:
     (folder / "train.py").write_text(script)
     (config, _) = re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL)
     assert json.loads(config)["tensor_parallel"] == {"autotp_size": 2}
     (folder / "ds.json").write_text(config)
-    command = [sys.executable, "-m", "dsrun", "-n", "2", "--backend", "gloo", "--log-dir", "logs"]
-    return subprocess.run(
-        [*command, "train.py", "--config", "ds.json"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=clean_environment(OMP_NUM_THREADS="1"),
-        cwd=folder,
-        check=False,
-    )
+    words = ("-n", "2", "--backend", "gloo", "--log-dir", "logs", "train.py", "--config", "ds.json")
+    return run_dsrun(*words, cwd=folder, env=clean_environment(OMP_NUM_THREADS="1"), timeout_s=100)
 
 
 def test_the_script_trains_on_two_ranks(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed; pip install -e '.[test-zoo]'")
     (script,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     done = run(tmp_path, "\n".join((BEFORE, script, AFTER)))
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     said = done.stdout + done.stderr
     assert "layers cut over 2 ranks" in said
     losses = re.findall(r"\[\d\] loss (\S+)", said)
@@ -93,7 +83,7 @@ def test_the_script_trains_on_two_ranks(tmp_path: Path) -> None:
 
 def test_a_wrong_plan_ends_with_the_error_of_the_guide(tmp_path: Path) -> None:
     done = run(tmp_path, WRONG)
-    assert done.returncode != 0
+    assert done.exit_code != 0
     (shown,) = re.findall(r"```\n(error: .*)\n```", GUIDE)
     begin, end = shown.split("(plan of ...)")
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))

@@ -19,6 +19,16 @@ from dsrun.launcher.transport.local import LocalChannel, LocalTransport
 from support.processes import kill_left, wait_until_gone
 
 _numbers = itertools.count()
+#: Begin of a program of which a thread moves through deep stacks, for ranks that are asked meanwhile where they are.
+MOVES = """
+import threading
+def down(depth, *more):
+    return 0 if depth == 0 else down(depth - 1, *more) + len([each for each in more])
+def move():
+    while True:
+        down(300, 1, 2, 3)
+threading.Thread(target=move, daemon=True).start()
+"""
 
 
 class RecordingSink:

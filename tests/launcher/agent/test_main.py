@@ -59,7 +59,7 @@ from dsrun.launcher.protocol import (
     TakeStacks,
     encode,
 )
-from support.jobs import program_plan, script_plan
+from support.jobs import MOVES, program_plan, script_plan
 from support.processes import job_processes, kill_left, wait_for_end, wait_until_gone
 
 pytestmark = pytest.mark.timeout(120)
@@ -615,18 +615,6 @@ def test_stacks_come_from_all_ranks_that_can_answer_and_a_state_from_those_that_
     # Each answer is of its own moment, though the file holds them all.
     assert again[0].text.count("wait_for_ever") == 1
     assert (Path(plan.run_dir) / "rank0.stacks.txt").stat().st_mode & 0o777 == 0o600
-
-
-#: A thread moves through deep stacks while the main thread waits without the GIL, for ranks that are asked meanwhile.
-MOVES = """
-import sys, threading
-def down(depth, *more):
-    return 0 if depth == 0 else down(depth - 1, *more) + len([each for each in more])
-def move():
-    while True:
-        down(300, 1, 2, 3)
-threading.Thread(target=move, daemon=True).start()
-"""
 
 
 def test_a_rank_whose_threads_move_lives_on_when_asked_for_stacks(tmp_path: Path) -> None:

@@ -10,26 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsrun.choices.attention_kernels import AttentionCall, AttentionKernel, Format, KernelBytes, kernel_bytes
 from dsrun.errors import ModelError
 from dsrun.long_sequence import attention
 from dsrun.runtime.long_sequence.attention import choice_for
 from support.allocations import allocations, peak_of
+from support.operation_names import OperationNames
 from support.ranks import run_ranks
 
 
-class Watched(TorchDispatchMode):
-    """Notes the names of operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
+class Watched(OperationNames):
+    """Tells by the names of operations which kernel ran."""
 
     @property
     def kernel(self) -> AttentionKernel:

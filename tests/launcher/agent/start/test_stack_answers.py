@@ -18,16 +18,10 @@ from dsrun.contract.job_paths import JobPaths, stacks_pipe
 from dsrun.launcher.agent.fifo_requests import request
 from dsrun.launcher.failures.hang_report import main_thread
 from dsrun.launcher.isolated_command import isolated_command
+from support.jobs import MOVES
 
-#: One thread moves through deep stacks while the main thread waits in native code without the GIL.
-DEEP = """
-import threading
-def down(depth, *more):
-    return 0 if depth == 0 else down(depth - 1, *more) + len([each for each in more])
-def move():
-    while True:
-        down(300, 1, 2, 3)
-threading.Thread(target=move, daemon=True).start()
+#: The main thread waits in native code without the GIL.
+DEEP = f"""{MOVES}
 def wait_here():
     print("ready", flush=True)
     threading.Event().wait()

@@ -31,6 +31,7 @@ from support.compared_blocks import (
     of_all_blocks,
     refusal,
 )
+from support.operation_names import OperationNames
 
 
 def test_a_projection_that_begins_at_zero_hides_nothing() -> None:
@@ -309,21 +310,11 @@ def test_a_recomputed_part_of_a_block_is_compared() -> None:
 
 def test_operations_that_a_script_records_are_those_of_its_own_forward() -> None:
     """As torch's selective recomputation does, which takes the n-th of the second run for the n-th of the first."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Recorded(TorchDispatchMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.names: list[str] = []
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.names.append(str(func))
-            return func(*args, **(kwargs or {}))
 
     def call(mine: nn.Module) -> None:
         runs: list[list[str]] = []
         for _ in range(2):
-            with Recorded() as recorded:
+            with OperationNames() as recorded:
                 mine(X)
             runs.append(recorded.names)
         assert runs[0] == runs[1]
