@@ -94,6 +94,7 @@ def _leave_a_batch_out(stage: int) -> str:
     return ""
 
 
+@pytest.mark.depends_on_speed("a time-out of 2 s")
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_rank_that_left_a_batch_out_is_named_with_the_step_where_it_did(stage: int) -> None:
     """Below stage 3 ranks go on with other batches, so it shows when the others wait for one more step."""
