@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsrun.errors import Problem
+from dsrun.units import format_list
 
 _WIDEST = 100
 
@@ -71,8 +72,7 @@ def quoted(text: str) -> str:
 
 def listed(names: list[str], *, most: int = 3) -> str:
     """Returns `a`, `b`, `c` and how many more."""
-    shown = ", ".join(quoted(name) for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+    return format_list([quoted(name) for name in names], most)
 
 
 def _printable(text: str) -> str:

@@ -11,6 +11,7 @@ import click
 
 from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import UsageError
+from dsrun.units import format_list
 
 from ..jobs.facts import differences, digest_of_file, gone_variables, read_facts
 from ..jobs.listing import Job, find_job
@@ -102,10 +103,9 @@ def changes_since(job: Job) -> Sequence[str]:
     else:
         lines += differences(recorded, read_facts(script=script, folder=folder, environ=os.environ))
         if gone := gone_variables(recorded, os.environ):
-            more = f" and {len(gone) - _MOST_NAMES} more" if len(gone) > _MOST_NAMES else ""
             lines.append(
-                f"variables that are not set any more: {', '.join(gone[:_MOST_NAMES])}{more}; set them first, or start "
-                "jobs with `--env NAME=VALUE`, which is recorded"
+                f"variables that are not set any more: {format_list(gone, _MOST_NAMES)}; set them first, or start jobs "
+                "with `--env NAME=VALUE`, which is recorded"
             )
     config, digest = job.record.config, job.record.config_digest
     if config is not None and digest is not None and digest_of_file(Path(config)) != digest:

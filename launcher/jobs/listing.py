@@ -17,6 +17,7 @@ from typing import Any
 
 from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import UsageError
+from dsrun.units import format_names
 
 from .folder import jobs_folder
 from .lock import is_locked
@@ -133,9 +134,8 @@ def find_job(name: str, environ: Mapping[str, str]) -> Job:
     if not name or not matching:
         raise UsageError(f"there is no job `{name}` in {jobs_folder(environ)}", hint=_close_to(name, ids))
     if len(matching) > 1:
-        shown = ", ".join(f"`{job_id}`" for job_id in matching[:_CLOSE_IDS])
-        more = f" and {len(matching) - _CLOSE_IDS} more" if len(matching) > _CLOSE_IDS else ""
-        raise UsageError(f"`{name}` may be {shown}{more}", hint="write more of the id, or its last four letters")
+        shown = format_names(matching, _CLOSE_IDS)
+        raise UsageError(f"`{name}` may be {shown}", hint="write more of the id, or its last four letters")
     folder = (jobs_folder(environ) / matching[0]).resolve()
     job = read_job(folder)
     if job is None:

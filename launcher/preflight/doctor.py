@@ -20,7 +20,7 @@ from typing import Literal
 
 from dsrun.contract.environment import JOB_ID_ENV
 from dsrun.errors import DsrunError
-from dsrun.units import format_bytes, format_duration
+from dsrun.units import format_bytes, format_duration, format_list
 
 from ..isolated_command import isolated_command
 from ..jobs.folder import jobs_folder
@@ -273,10 +273,9 @@ def check_crashed_jobs(environ: Mapping[str, str], *, proc: Path = Path("/proc")
         shown = ", ".join(f"{job_id} (pid {', '.join(map(str, pids))})" for job_id, pids in left.items())
         fix = f"`dsrun stop {' '.join(left)}` ends what is left"
         return Finding(name="jobs", verdict="amber", text=f"crashed, with processes left: {shown}", fix=fix)
-    shown = ", ".join(crashed[:_MOST_JOBS])
-    more = f" and {len(crashed) - _MOST_JOBS} more" if len(crashed) > _MOST_JOBS else ""
     fix = f"`dsrun rm {' '.join(crashed[:_MOST_JOBS])}` forgets {'it' if len(crashed) == 1 else 'them'}"
-    return Finding(name="jobs", verdict="amber", text=f"crashed, no process left: {shown}{more}", fix=fix)
+    text = f"crashed, no process left: {format_list(crashed, _MOST_JOBS)}"
+    return Finding(name="jobs", verdict="amber", text=text, fix=fix)
 
 
 def processes_by_job(proc: Path) -> dict[str, list[int]]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
+from dsrun.units import format_list
+
 from ..machine.verdict import Context
 from ..machine.verdicts.room import room_verdicts, working_folder_verdicts
 from .facts import HostFacts
@@ -79,9 +81,7 @@ def _code(facts: Mapping[str, HostFacts], script: str | None) -> Iterator[Findin
         if odd and path != script:
             files_of.setdefault(odd, []).append(path)
     for odd, paths in files_of.items():
-        more = f" and {len(paths) - _MOST_FILES} more" if len(paths) > _MOST_FILES else ""
-        shown = ", ".join(paths[:_MOST_FILES]) + more
-        text = f"{shown}: not the same on {named(odd, len(code))} as on the other hosts"
+        text = f"{format_list(paths, _MOST_FILES)}: not the same on {named(odd, len(code))} as on the other hosts"
         yield Finding(verdict="amber", name="code", text=text, hosts=odd, fix="`--sync` copies the working folder")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from dsrun.units import format_duration
+from dsrun.units import format_duration, format_list
 
 from ..plan.launch_plan import LaunchPlan
 from ..session.rank_table import Outcome
@@ -40,9 +40,7 @@ def opening(plan: LaunchPlan, *, devices: str, source: str = "") -> str:
 
 def _names(plan: LaunchPlan) -> str:
     """Names the hosts of a scheduler's job, which the user has not, as far as a line of output has room."""
-    names = [node.host.name for node in plan.nodes]
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f" ({', '.join(names[:_MOST_NAMES])}{more})"
+    return f" ({format_list([node.host.name for node in plan.nodes], _MOST_NAMES)})"
 
 
 def closing(value: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsrun.errors import Problem, UsageError
-from dsrun.units import format_bytes
+from dsrun.units import format_bytes, format_list
 
 from .tree_files import list_files
 
@@ -170,6 +170,5 @@ def _notes_on_links(folder: str, entries: Entries) -> Iterator[str]:
             if os.path.isabs(text) or leads_to == ".." or leads_to.startswith("../"):
                 out.append(f"{path} -> {text}")
     if out:
-        more = f" and {len(out) - _MOST_NAMED} more" if len(out) > _MOST_NAMED else ""
-        named = ", ".join(out[:_MOST_NAMED])
-        yield _printable(f"symbolic links out of {folder} are copied as they are: {named}{more}")
+        named = format_list(out, _MOST_NAMED)
+        yield _printable(f"symbolic links out of {folder} are copied as they are: {named}")

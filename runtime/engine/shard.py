@@ -13,7 +13,7 @@ from torch import nn
 
 from dsrun.config.buckets import gather_budgets, resolve_buckets
 from dsrun.config.config import Config
-from dsrun.units import format_list
+from dsrun.units import format_names
 
 from ..layout.cuts import Cuts
 from ..memory.arenas import Arenas
@@ -55,7 +55,7 @@ _STAYS_WITH_OPTIMIZER = (
 
 
 def _tell_left_out(names: Sequence[str], say: Say) -> None:
-    shown = format_list([f"`{name}`" for name in names], 3)
+    shown = format_names(names, 3)
     say(
         f"dsrun: not updated, for no optimizer group has them: {shown}; they get gradients of their own rank's "
         "batch, in `.grad`"

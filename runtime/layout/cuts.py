@@ -9,7 +9,7 @@ from math import prod
 from torch import Tensor
 
 from dsrun.checkpoint_files.index.region import TensorBoxes
-from dsrun.units import format_list
+from dsrun.units import format_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,7 @@ def are_cut(names: Sequence[str], placement: RankPlacement) -> str:
         names: names of one or more parameters.
         placement: axes that they are cut over, one or more.
     """
-    who = format_list([f"`{name}`" for name in names], 1)
-    return f"{who} {'are' if names[1:] else 'is'} cut over {_joined(placement.cut_over)}"
+    return f"{format_names(names, 1)} {'are' if names[1:] else 'is'} cut over {_joined(placement.cut_over)}"
 
 
 def in_cut(placement: RankPlacement) -> str:

@@ -46,6 +46,11 @@ def format_list(texts: Sequence[str], most: int) -> str:
     return ", ".join(texts[:most]) + more
 
 
+def format_names(names: Sequence[str], most: int) -> str:
+    """Four names, two at most -> `a`, `b` and 2 more, each between back-ticks."""
+    return format_list([f"`{name}`" for name in names], most)
+
+
 def parse_bytes(text: str) -> int | None:
     """`5GB` -> 5_000_000_000, decimal as Hugging Face's are; `5GiB` is binary. None where it is no size above zero."""
     match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]+)?) ?([KMGT]?)(i?)B", text, re.IGNORECASE)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.units import format_bytes, format_count, format_duration, format_list
+from dsrun.units import format_bytes, format_count, format_duration, format_list, format_names
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,8 @@ def test_a_list_says_how_many_it_leaves_out() -> None:
         "a, b and 1 more",
         "a, b and 2 more",
     ]
+
+
+def test_names_in_a_list_stand_between_back_ticks() -> None:
+    assert format_names(["a", "b", "c"], 2) == "`a`, `b` and 1 more"
+    assert format_names(["a"], 1) == "`a`"

@@ -25,7 +25,7 @@ from torch import Tensor, nn, optim
 
 from dsrun.checkpoint_files.index.region import TensorBoxes, uncut
 from dsrun.errors import ModelError
-from dsrun.units import format_list
+from dsrun.units import format_names
 
 from ...layout.unit_layout import TENSOR_ALIGN, ShardPiece, UnitLayout, lay_out
 from ...mesh.collectives import Collectives
@@ -331,7 +331,7 @@ def check_whole(optimizer: StructuredOptimizer, tensors: Sequence[TensorInfo]) -
 
 def first_names(names: Sequence[str]) -> str:
     """Returns the first names for a message, and how many there are besides."""
-    return format_list([f"`{name}`" for name in names], _NAMED)
+    return format_names(names, _NAMED)
 
 
 def with_gap(piece: ShardPiece, run: Run) -> int:

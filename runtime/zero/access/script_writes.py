@@ -21,7 +21,7 @@ from zlib import crc32
 import torch
 
 from dsrun.errors import ModelError
-from dsrun.units import format_list
+from dsrun.units import format_names
 
 from ...mesh.collectives import Collectives
 from ..partition_parameters import ZeroParamStatus, home_of, memory_of
@@ -150,10 +150,10 @@ class ScriptWrites:
         self._collectives.all_reduce(bounds, op="max", label="written parameters").wait()
         with self._collectives.reading("written parameters"):
             differ = torch.mul(*bounds.chunk(2)).tolist()
-        names = [f"`{home.name}`" for home, differs in zip(homes, differ, strict=True) if differs]
+        names = [home.name for home, differs in zip(homes, differ, strict=True) if differs]
         if names:
             raise ModelError(
-                f"model: {format_list(names, 1)} {'were' if names[1:] else 'was'} written to on some ranks{at} and "
+                f"model: {format_names(names, 1)} {'were' if names[1:] else 'was'} written to on some ranks{at} and "
                 "not on others, so the ranks have no common model",
                 hint="write the same on every rank, or inside dsrun.zero.GatheredParameters with modifier_rank",
             )

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from dsrun.errors import ModelError
-from dsrun.units import format_list
+from dsrun.units import format_names
 
 from ...compat import in_backward
 from ...layout.cuts import EVERYWHERE, RankPlacement
@@ -309,10 +309,10 @@ class ParamAccess(OwnerGroup):
         written = torch.tensor([home.number in changed for home in homes], dtype=torch.uint8, device=self.device)
         self.pieces.collectives.all_reduce(written, op="max", label="GatheredParameters changes").wait()
         with self.pieces.collectives.reading("GatheredParameters changes"):
-            names = [f"`{home.name}`" for home, one in zip(homes, written.tolist(), strict=True) if one]
+            names = [home.name for home, one in zip(homes, written.tolist(), strict=True) if one]
         if names:
             raise ModelError(
-                f"GatheredParameters: {format_list(names, 1)} written to without a modifier_rank",
+                f"GatheredParameters: {format_names(names, 1)} written to without a modifier_rank",
                 hint="name the rank whose values all take over: GatheredParameters(params, modifier_rank=0)",
             )
 
@@ -401,7 +401,7 @@ class ParamAccess(OwnerGroup):
         wrote, left = told[: len(parts)], told[len(parts) :]
         mixed = [home for home, *both in zip(parts, wrote, left, strict=True) if all(both)]
         if mixed:
-            names = format_list([f"`{home.name}`" for home in mixed], 1)
+            names = format_names([home.name for home in mixed], 1)
             raise ModelError(
                 f"GatheredParameters: {names} cut over {' and '.join(_placement(mixed[0]).cut_over)}, "
                 "and not each part was written to by its modifier, so old parts and new ones would be mixed",

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from dsrun.errors import ModelError, Problem
-from dsrun.units import format_list
+from dsrun.units import format_names
 
 from ..styles import COLUMN, GATHERED_COLUMN, ROW, SPLIT_ROW, WHOLE, Form, ModelPlan, Style
 
@@ -107,10 +107,10 @@ def _problems(owner: str, rules: Mapping[str, str]) -> Iterator[Problem]:
     by_style: dict[str, list[str]] = {}
     for name, style in rules.items():
         if style not in _STYLES:
-            by_style.setdefault(str(style), []).append(f"`{name}`")
+            by_style.setdefault(str(style), []).append(name)
     for style, names in by_style.items():
         reason = f"{_OTHER_AXES[style]}, which is no cut of layers" if style in _OTHER_AXES else "is not known"
-        yield Problem(f"model: the style `{style}` of {format_list(names, 1)} in {owner}.tp_plan {reason}", _HINT)
+        yield Problem(f"model: the style `{style}` of {format_names(names, 1)} in {owner}.tp_plan {reason}", _HINT)
 
 
 def _rule_for(name: str, rules: Mapping[str, str]) -> str | None:
