@@ -206,6 +206,7 @@ def _ask_behind_an_engine() -> tuple[list[int], list[int]]:
     assert groups.get_tensor_model_parallel_world_size() == 1
     dsrun.init_distributed("gloo")
     with_axes = list(groups._get_data_parallel_group_ranks())
+    dist.barrier()  # whoever leaves at once closes the connection that the other one may still be making
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     return with_axes, list(groups._get_data_parallel_group_ranks())
