@@ -13,6 +13,7 @@ from dsrun.estimate.prediction import Prediction, Tier
 from dsrun.estimate.run.catalogue import ACHIEVABLE
 from dsrun.estimate.run.machine import Machine
 from dsrun.estimate.run.settings import RunSettings
+from dsrun.estimate.time.axes import AxisTraffic
 from dsrun.units import format_bytes, format_count, format_duration
 
 from .attention_text import attention_json, describe_attention
@@ -50,6 +51,7 @@ def _head(prediction: Prediction) -> list[str]:
         ("on", prediction.machine.label),
         ("settings", describe_settings(settings)),
         ("batch", _batch(prediction)),
+        ("state", _state(prediction)),
         ("verdict", verdict(prediction)),
     ]
     if settings.planned:
@@ -112,6 +114,12 @@ def _batch(prediction: Prediction) -> str:
     steps = settings.accumulation_steps
     micro = f"{settings.micro_batch} x {settings.sequence:,} tokens a rank"
     return f"{micro}, {steps} micro step{'s' if steps > 1 else ''}: {prediction.tokens_per_step:,} tokens a step"
+
+
+def _state(prediction: Prediction) -> str:
+    """Returns the model state of a rank in the literature's unit, beside the literature's count."""
+    here, paper = (size / 1e9 for size in (prediction.state.total, prediction.zero_paper_bytes))
+    return f"{here:.1f} GB a rank before activations; {paper:.1f} GB as the ZeRO paper counts it"
 
 
 def verdict(prediction: Prediction) -> str:
@@ -182,12 +190,15 @@ def _step_lines(prediction: Prediction) -> list[str]:
     amounts = {
         "compute": _flops(traffic.flops),
         "optimizer": format_bytes(traffic.optimizer_bytes),
-        "network": format_bytes(traffic.network_bytes),
+        **{axis.name: format_bytes(traffic.moved_over(axis.name)) for axis in traffic.axes},
         "PCIe": f"{format_bytes(traffic.pcie_to_gpu_bytes)} in, {format_bytes(traffic.pcie_to_host_bytes)} out",
         "DDR": format_bytes(traffic.ddr_bytes),
         "NVMe": f"{format_bytes(traffic.nvme_read_bytes)} in, {format_bytes(traffic.nvme_write_bytes)} out",
     }
     whose = {"DDR": " (host)", "NVMe": " (host)"}
+    if prediction.machine.hosts > 1:
+        across = {axis.name for axis in traffic.axes if axis.crosses_hosts}
+        whose |= {axis.name: ", all hosts" if axis.name in across else ", one host" for axis in traffic.axes}
     lines = [f"{'one step of a rank':<20}{'amount':>28}  at least"]
     for floor in prediction.paths:
         time = f"unknown (`--speed {floor.missing}=`)" if floor.seconds is None else format_duration(floor.seconds)
@@ -197,11 +208,20 @@ def _step_lines(prediction: Prediction) -> list[str]:
         return [*lines, "a step: unknown, for no speed is known"]
     beside = "" if step.complete else " by the paths whose speed is known"
     tokens = prediction.tokens_per_step / step.seconds
-    return [
-        *lines,
-        f"a step: at least {format_duration(step.seconds)}{beside}, at most {tokens:,.0f} tokens/s; "
-        f"bound by {step.bottleneck}",
-    ]
+    said = (
+        f"a step: at least {format_duration(step.seconds)}{beside}, at most {tokens:,.0f} tokens/s"
+        f"{_share_of_peak(prediction)}; bound by {step.bottleneck}"
+    )
+    return [*lines, *textwrap.wrap(said, _WIDTH)]
+
+
+def _share_of_peak(prediction: Prediction) -> str:
+    """Returns what share of a GPU's peak the model's own FLOPs are; nothing where that is not known."""
+    gpu, flops = prediction.machine.gpu, prediction.flops_per_second
+    if gpu is None or flops is None:
+        return ""
+    peak = gpu.half_flops if prediction.settings.compute_bytes == 2 else gpu.single_flops
+    return f" and {flops / 1e12:,.0f} TFLOP/s a GPU ({flops / peak:.0%} of its peak)"
 
 
 def _flops(flops: float) -> str:
@@ -211,6 +231,8 @@ def _flops(flops: float) -> str:
 def _assumed(prediction: Prediction) -> list[str]:
     machine, settings = prediction.machine, prediction.settings
     notes = [*prediction.model.notes, *settings.notes, *machine.notes, *_speed_notes(machine)]
+    if prediction.pipeline is not None and any(0 in stage.blocks for stage in prediction.pipeline.stages):
+        notes.append("embedding and head are chunks of their own: a `PipelineModule` can have that, no plain model")
     if prediction.model.architecture is None:
         notes.append("the shape of the layers is not known, so neither are activations and logits")
     lines = ["assumed"]
@@ -263,6 +285,16 @@ def _column(prediction: Prediction, name: str) -> int:
     return sum(tier.total_bytes for tier in prediction.tiers if tier.name.split()[0] == name)
 
 
+def _axis_json(axis: AxisTraffic) -> dict[str, Any]:
+    return {
+        "name": axis.name,
+        "ranks": axis.ranks,
+        "crosses_hosts": axis.crosses_hosts,
+        "buffer_bytes": dict(axis.buffers),
+        "sent_bytes": axis.sent_bytes,
+    }
+
+
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
     """Returns the prediction as plain JSON values; bytes, seconds and FLOPs."""
     settings = {key: value for key, value in asdict(prediction.settings).items() if key != "notes"}
@@ -284,6 +316,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "fits": prediction.fits,
         "runs": prediction.settings.can_run,
         "model_state_bytes": prediction.state.total,
+        "zero_paper_bytes": prediction.zero_paper_bytes,
         "tiers": [
             {
                 "name": tier.name,
@@ -300,7 +333,10 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "save_bytes": prediction.save_bytes,
         "host_limit_bytes": machine.host_memory_bytes,
         "step": {
-            **asdict(prediction.traffic),
+            **{key: value for key, value in asdict(prediction.traffic).items() if key != "axes"},
+            "network_bytes": prediction.traffic.network_bytes,
+            "axes": [_axis_json(axis) for axis in prediction.traffic.axes],
+            "flops_per_s": prediction.flops_per_second,
             "floors_s": {floor.path: floor.seconds for floor in prediction.paths},
             "floor_s": prediction.step.seconds,
             "bottleneck": prediction.step.bottleneck,

@@ -49,6 +49,10 @@ def _experts(config: Config) -> int:
     return section.autoep_size if section.enabled else 1
 
 
+def _ring(config: Config) -> int:
+    return 1  # no key sizes it: `dsrun plan` alone can ask for it
+
+
 def _sequence(config: Config) -> int:
     return config.sequence_parallel_size
 
@@ -69,6 +73,7 @@ AXES: tuple[AxisRow, ...] = (
         cuts=True,
         keys=("expert_parallel.autoep_size", "expert_parallel.enabled"),
     ),
+    AxisRow("ring", "context parallel", _ring, ("replica", "shard", "context")),
     AxisRow(
         "ulysses",
         "sequence parallel",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from dsrun.choices.gather_plan import LEAVING_COUNT, leaving_numel
 from dsrun.estimate.memory.checkpoint_copy import checkpoint_copy_bytes
@@ -16,6 +16,7 @@ from dsrun.estimate.memory.model_state import (
     slices_on_drives,
     split_units,
     state_bytes,
+    zero_paper_bytes,
 )
 from dsrun.estimate.memory.restart_copies import memory_copy_bytes
 from dsrun.estimate.model.activations import ActivationBytes, activation_bytes
@@ -24,8 +25,18 @@ from dsrun.estimate.model.stages import StageSize, cut_into_stages
 from dsrun.estimate.model.units import ModelSize
 from dsrun.estimate.run.machine import Machine
 from dsrun.estimate.run.settings import RunSettings
+from dsrun.estimate.time.axes import axis_traffic
 from dsrun.estimate.time.pipeline import PipelineEstimate, pipeline_estimate
-from dsrun.estimate.time.steps import Floor, StepFloor, StepTraffic, floors, model_flops, step_floor, step_traffic
+from dsrun.estimate.time.steps import (
+    Floor,
+    StepFloor,
+    StepTraffic,
+    floors,
+    model_flops,
+    most_traffic,
+    step_floor,
+    step_traffic,
+)
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -157,6 +168,20 @@ class Prediction:
         samples = self.settings.micro_batch * self.settings.accumulation_steps * data_ranks
         return samples * self.settings.sequence
 
+    @property
+    def zero_paper_bytes(self) -> int:
+        """Model state of a rank as the ZeRO paper counts it, wherever it lies."""
+        ranks = self.settings.ranks_of("shard", self.machine.ranks)
+        model = self.model
+        return zero_paper_bytes(model.trained_numel, self.settings, ranks=ranks, frozen_numel=model.frozen_numel)
+
+    @property
+    def flops_per_second(self) -> float | None:
+        """FLOP/s of a rank that are the model's own, recomputation left out; None where no time is known."""
+        if self.step.seconds is None:
+            return None
+        return model_flops(self.model, self.settings, again=0.0) / self.settings.stages / self.step.seconds
+
     def tier(self, name: str) -> Tier:
         """Returns a tier by its name."""
         return next(tier for tier in self.tiers if tier.name == name)
@@ -195,14 +220,18 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine, *, exact:
     live = [1.0] if pipeline is None else [stage.live for stage in pipeline.stages]
     sent = [0] if pipeline is None else [stage.sent_bytes for stage in pipeline.stages]
     again = [None] if pipeline is None else [stage.again for stage in pipeline.stages]
-    flops = [model_flops(model, settings, again=more) * stage.cost for stage, more in zip(stages, again, strict=True)]
+    is_fused = attention is not None and attention.choice.kernel != "math"
+    flops = [
+        model_flops(model, settings, again=more, is_fused=is_fused) * stage.cost
+        for stage, more in zip(stages, again, strict=True)
+    ]
     needs = [
         _needs(stage, settings, machine, beyond=beyond, live=held, flops=computed, sent=away)
         for stage, held, computed, away in zip(stages, live, flops, sent, strict=True)
     ]
     # Where a rank computes comes first among its tiers.
     fullest = max(range(len(needs)), key=lambda number: (needs[number].tiers[0].total_bytes, -number))
-    traffic = _most([need.traffic for need in needs])
+    traffic = most_traffic([need.traffic for need in needs])
     paths = floors(traffic, settings, machine, stretch=1.0 if pipeline is None else pipeline.stretch)
     share = machine.ranks_per_host
     return Prediction(
@@ -228,9 +257,9 @@ def _needs(
 ) -> _StageNeeds:
     model = stage.model
     shard_ranks = settings.ranks_of("shard", machine.ranks)
-    units = pad_units(model.units, shard_ranks, tensor_parallel=settings.tensor_parallel)
+    units = pad_units(model.units, shard_ranks, tensor_parallel=settings.tensor_parallel, by_block=settings.stages > 1)
     frozen = -(-model.frozen_numel // settings.tensor_parallel)
-    state = state_bytes(units, settings, frozen_numel=frozen, ranks=shard_ranks)
+    state = state_bytes(units, settings, frozen_numel=frozen)
     kept = None
     if model.architecture is not None:
         kept = activation_bytes(model.architecture, settings, attention=beyond, live=live, has_head=stage.has_head)
@@ -252,19 +281,14 @@ def _needs(
             _tier("CPU", [*pageable, *process], _part(machine.host_memory_bytes, share)),
         ]
     tiers.append(_tier("NVMe", drives, _part(machine.nvme_bytes, share)))
-    traffic = step_traffic(model, units, settings, machine)
+    axes = axis_traffic(stage, units, settings, machine, boundary_bytes=sent)
+    traffic = step_traffic(model, units, settings, machine, axes=axes)
     return _StageNeeds(
         state=state,
         tiers=tuple(tiers),
         copied=checkpoint_copy_bytes(units, settings, frozen_numel=frozen, ranks=shard_ranks),
-        traffic=replace(traffic, flops=flops, network_bytes=traffic.network_bytes + sent),
+        traffic=replace(traffic, flops=flops),
     )
-
-
-def _most(traffic: Sequence[StepTraffic]) -> StepTraffic:
-    """Returns the most of each amount: a step ends when the last rank has done its part."""
-    most = {field.name: max(getattr(one, field.name) for one in traffic) for field in fields(StepTraffic)}
-    return StepTraffic(**most)
 
 
 def _device_lines(

@@ -157,7 +157,7 @@ def test_bytes_held_and_moved_are_those_of_the_plan(dtype: str, zero: int, virtu
     for found in run(replace(case, zero=zero), held):
         settings = read_settings(found["settings"], ranks=4)
         units = pad_units(found["units"], ranks=2)
-        assert found["predicted"] == state_bytes(units, settings, ranks=2).total
+        assert found["predicted"] == state_bytes(units, settings).total
         counts = found["held"] - found["predicted"]
         assert 0 <= counts <= 4 * len(units), "AdamW's count of steps, of each unit that the rank has elements of"
         wide = settings.compute_bytes

@@ -38,6 +38,7 @@ def test_the_data_axis_has_what_the_others_leave() -> None:
         ("pipe", 1),
         ("data", 4),
         ("expert", 1),
+        ("ring", 1),
         ("ulysses", 2),
         ("tensor", 4),
     ]

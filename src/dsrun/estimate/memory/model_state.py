@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from dsrun.choices.gather_plan import (
     USUAL_SLOTS,
@@ -91,6 +92,9 @@ class PaddedUnit:
         frozen_numel: frozen parameters, without gaps between them.
         kept: its parameters stay in fp32.
         chunk: position of its chunk among those of a pipeline stage.
+        role: role of the ranks that share it: `shard`, or `replica` where tensor parallelism leaves it whole.
+        ranks: ranks that share it.
+        stages: pipeline stages that have it.
     """
 
     padded: int
@@ -103,6 +107,9 @@ class PaddedUnit:
     frozen_numel: int
     kept: bool = False
     chunk: int = 0
+    role: Literal["shard", "replica"] = "shard"
+    ranks: int = 1
+    stages: int = 1
 
     @property
     def elements(self) -> UnitElements:
@@ -115,38 +122,65 @@ class PaddedUnit:
         return self.numel > 0 or not self.frozen
 
 
-def pad_units(units: Sequence[UnitGroup], ranks: int, *, tensor_parallel: int = 1) -> list[PaddedUnit]:
-    """Returns every unit with its padding.
+def pad_units(
+    units: Sequence[UnitGroup], ranks: int, *, tensor_parallel: int = 1, by_block: bool = False
+) -> list[PaddedUnit]:
+    """Returns every unit with its padding, what tensor parallelism leaves whole as units of their own behind the rest.
 
     Args:
         units: units of the model.
-        ranks: number of ranks over which a unit is cut.
-        tensor_parallel: ranks that share each layer, which divides the unit first.
+        ranks: number of ranks that have the same part of a layer.
+        tensor_parallel: ranks that share each layer, which divides what it cuts first.
+        by_block: whether what is left whole of each block is a unit of its own, as in pipelines; else all of it is one.
     """
+    padded: list[PaddedUnit] = []
+    whole: list[PaddedUnit] = []
+    together = 0
+    for unit in units:
+        uncut = unit.uncut if tensor_parallel > 1 else 0
+        cut = _padded(replace(unit, numel=unit.numel - uncut), ranks * unit.stages, tensor_parallel, "shard")
+        left = _padded(
+            replace(unit, numel=uncut, frozen=0, frozen_numel=0), ranks * tensor_parallel * unit.stages, 1, "replica"
+        )
+        if uncut == unit.numel and uncut and (unit.has_module or by_block):
+            padded += [left] * unit.count
+            continue
+        padded += [cut] * unit.count if unit.numel > uncut or not uncut else []
+        if uncut and by_block:
+            whole += [replace(left, has_module=False)] * unit.count
+        elif uncut:
+            together += uncut * unit.count
+    if together:
+        rest = UnitGroup("rest", together, has_module=False)
+        whole.append(_padded(rest, ranks * tensor_parallel, 1, "replica"))
+    return padded + whole
+
+
+def _padded(unit: UnitGroup, ranks: int, parts: int, role: Literal["shard", "replica"]) -> PaddedUnit:
+    """Returns a unit of which each rank has one of so many parts, and a slice of that."""
 
     def share(numel: int) -> int:
-        return -(-numel // tensor_parallel)
+        return -(-numel // parts)
 
     def slice_of(numel: int) -> int:
-        return -(-numel // (tensor_parallel * ranks * SHARD_ALIGN)) * SHARD_ALIGN
+        return -(-numel // (parts * ranks * SHARD_ALIGN)) * SHARD_ALIGN
 
-    padded: list[PaddedUnit] = []
-    for unit in units:
-        shard, frozen_shard = slice_of(unit.numel), slice_of(unit.frozen)
-        one = PaddedUnit(
-            padded=shard * ranks,
-            shard=shard,
-            has_module=unit.has_module,
-            numel=share(unit.numel),
-            frozen=share(unit.frozen),
-            frozen_padded=frozen_shard * ranks,
-            frozen_shard=frozen_shard,
-            frozen_numel=share(unit.frozen_numel),
-            kept=unit.kept,
-            chunk=unit.chunk,
-        )
-        padded += [one] * unit.count
-    return padded
+    shard, frozen_shard = slice_of(unit.numel), slice_of(unit.frozen)
+    return PaddedUnit(
+        padded=shard * ranks,
+        shard=shard,
+        has_module=unit.has_module,
+        numel=share(unit.numel),
+        frozen=share(unit.frozen),
+        frozen_padded=frozen_shard * ranks,
+        frozen_shard=frozen_shard,
+        frozen_numel=share(unit.frozen_numel),
+        kept=unit.kept,
+        chunk=unit.chunk,
+        role=role,
+        ranks=ranks,
+        stages=unit.stages,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +214,13 @@ def gathered_units(
     return GatheredUnits(taking_part, plan_gathering(elements, stays, budgets))
 
 
-def state_bytes(
-    units: Sequence[PaddedUnit], settings: RunSettings, *, frozen_numel: int = 0, ranks: int = 1
-) -> StateBytes:
+def state_bytes(units: Sequence[PaddedUnit], settings: RunSettings, *, frozen_numel: int = 0) -> StateBytes:
     """Returns what a rank holds between two steps.
 
     Args:
         units: units of the model, padded for the ranks.
         settings: stage, formats and states.
         frozen_numel: parameters that are not trained, in a unit or not.
-        ranks: number of ranks over which a unit is cut.
     """
     stage, compute = settings.stage, settings.compute_bytes
     trained = [unit for unit in units if unit.trains]
@@ -211,7 +242,7 @@ def state_bytes(
         gradients=0 if stage >= 2 else whole * compute + wider,
         gradient_slots=sum(gradient_slots.numel.values()) * compute + wider if stage >= 2 else 0,
         gradient_sums=settings.sums_of(owned),
-        local_sums=FP32_BYTES * _summed_numel(trained, settings) if _sums_apart(settings, ranks) else 0,
+        local_sums=FP32_BYTES * _summed_numel([unit for unit in trained if _sums_apart(settings, unit)], settings),
         masters=(owned - (kept_shard if stage >= 1 else kept_whole)) * settings.master_bytes
         if settings.has_master
         else 0,
@@ -222,10 +253,29 @@ def state_bytes(
     )
 
 
-def _sums_apart(settings: RunSettings, ranks: int) -> bool:
-    """Whether sums of several micro batches lie beside those that the rank owns."""
+def zero_paper_bytes(numel: int, settings: RunSettings, *, ranks: int, frozen_numel: int = 0) -> int:
+    """Returns the model state of a rank as the ZeRO paper counts it: no sums, no slots, all units alike.
+
+    Args:
+        numel: trained parameters of the model.
+        settings: stage, formats and the ranks that share layers.
+        ranks: ranks that share out the state of a layer's part.
+        frozen_numel: parameters that are not trained.
+
+    Source: ZeRO (Rajbhandari et al., 2020), section 5: (2 + 2 + 12) bytes a parameter with Adam, each cut by its stage.
+    """
+    parts = settings.tensor_parallel * settings.stages
+    params = settings.compute_bytes * (numel + frozen_numel) / (ranks if settings.stage >= 3 else 1)
+    grads = settings.compute_bytes * numel / (ranks if settings.stage >= 2 else 1)
+    owned = numel / (ranks if settings.stage >= 1 else 1)
+    states = settings.states_of(1 << 20) / (1 << 20) + (settings.master_bytes if settings.has_master else 0)
+    return round((params + grads + owned * states) / parts)
+
+
+def _sums_apart(settings: RunSettings, unit: PaddedUnit) -> bool:
+    """Whether a unit's sums of several micro batches lie beside those that the rank owns."""
     in_place = settings.stage == 0 and settings.sums_of(1) == FP32_BYTES
-    return settings.once_an_update and ranks > 1 and not in_place
+    return settings.once_an_update and unit.ranks > 1 and not in_place
 
 
 def _summed_numel(units: Sequence[PaddedUnit], settings: RunSettings) -> int:

@@ -103,7 +103,7 @@ def forwards_again(shape: Architecture | None, settings: RunSettings, *, live: f
 
 def stored_input_bytes(shape: Architecture, settings: RunSettings) -> int:
     """Returns what is stored of one kept block input: whole, cut over ranks, or in 8 bits with a scale for 128."""
-    cut = settings.tensor_parallel if settings.cut_activations else 1
+    cut = settings.tensor_parallel if settings.cut_activations else settings.sequence_parts
     numel = shape.hidden * settings.tokens_per_micro_step // cut
     if settings.packed_activations:
         return numel + _FP32_BYTES * -(-numel // _PACKED_BLOCK)
@@ -113,7 +113,7 @@ def stored_input_bytes(shape: Architecture, settings: RunSettings) -> int:
 def _live_bytes(stack: RecomputationPlan, shape: Architecture, settings: RunSettings, block: int) -> int:
     """What a recomputed segment holds in its backward beyond what waits for it, its first input being among that."""
     tokens = settings.tokens_per_micro_step
-    one_input = shape.hidden * settings.compute_bytes * tokens
+    one_input = shape.hidden * settings.compute_bytes * tokens // settings.sequence_parts
     live = stack.longest * block if stack.at_once else (stack.longest - 1) * one_input + block
     if stack.products:
         # Products are among what a block saves, but for the two that are added to its width.
@@ -127,13 +127,14 @@ def block_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
     """Returns what one block keeps of one token.
 
     Inputs and outputs of both norms; queries, keys, values and attention's output; of the MLP what its matrices and
-    its activation function read: two tensors, with a gate four. Norms are not cut by tensor parallelism.
+    its activation function read: two tensors, with a gate four. Norms are not cut by tensor parallelism, but by slices
+    of the sequence; what these are gathered to for cut layers is kept whole.
 
     Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, section 4.1; here
     without dropout and without the attention matrix, which fused kernels do not keep
     (Dao et al., FlashAttention, 2022).
     """
-    whole = 4 * shape.hidden
+    whole = 2 * shape.hidden + 2 * shape.hidden // settings.sequence_parts
     cut = 2 * shape.attention_width + 2 * shape.kv_width + (4 if shape.gated else 2) * shape.intermediate
     return (whole + cut // settings.tensor_parallel) * settings.compute_bytes
 
@@ -142,10 +143,10 @@ def product_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
     """Returns the results of one block's matrix products and attention, of one token.
 
     Of those that read the block's width, and attention's, a tensor-parallel rank has its part; the two that give the
-    block's width are whole.
+    block's width are whole, or slices of the sequence.
     """
     cut = 2 * shape.attention_width + 2 * shape.kv_width + (2 if shape.gated else 1) * shape.intermediate
-    return (2 * shape.hidden + cut // settings.tensor_parallel) * settings.compute_bytes
+    return (2 * shape.hidden // settings.sequence_parts + cut // settings.tensor_parallel) * settings.compute_bytes
 
 
 def working_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
@@ -157,6 +158,7 @@ def working_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
 def logit_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
     """Returns what output layer and loss hold of one token when backward begins.
 
-    Logits in compute format, and in fp32 the log-probabilities that cross entropy keeps and their gradient.
+    Logits in compute format, and in fp32 the log-probabilities that cross entropy keeps and their gradient; of a
+    vocabulary that is cut over ranks, a rank's part.
     """
-    return shape.vocab * (settings.compute_bytes + 2 * _FP32_BYTES)
+    return -(-shape.vocab // settings.tensor_parallel) * (settings.compute_bytes + 2 * _FP32_BYTES)

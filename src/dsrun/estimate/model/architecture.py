@@ -83,6 +83,12 @@ class Architecture:
         return attention + mlp + biases + norms
 
     @property
+    def uncut_block_numel(self) -> int:
+        """Parameters of one block that tensor parallelism leaves whole: norms, and biases of layers that are summed."""
+        norms = 2 * self.norm_numel + (2 * self.head_dim if self.qk_norm else 0)
+        return norms + (2 * self.hidden if self.other_bias else 0)
+
+    @property
     def numel(self) -> int:
         """Parameters of the whole model."""
         embeddings = self.embedding_numel * (1 if self.tied else 2) + self.positions * self.hidden

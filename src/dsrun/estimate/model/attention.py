@@ -44,9 +44,11 @@ class AttentionEstimate:
 def attention_estimate(shape: Architecture, settings: RunSettings, machine: Machine) -> AttentionEstimate:
     """Returns what attention takes: causal, without a mask of its own and without dropout.
 
-    Ranks that share a sequence have all of it for their share of the heads.
+    Ranks that share a sequence have all of it for their share of the heads; those of a ring have their part of the
+    queries for all heads.
     """
-    ranks = settings.tensor_parallel * settings.sequence_parallel
+    ring = settings.axis_sizes.get("ring", 1)
+    ranks = settings.tensor_parallel * settings.sequence_parallel // ring
     capability = _AMPERE
     if machine.gpu is not None:
         capability = next((of for name, of in _OLDER.items() if machine.gpu.name.startswith(name)), _AMPERE)
@@ -55,7 +57,7 @@ def attention_estimate(shape: Architecture, settings: RunSettings, machine: Mach
         batch=settings.micro_batch,
         heads=max(1, shape.heads // ranks),
         kv_heads=max(1, shape.kv_heads // ranks),
-        queries=settings.sequence,
+        queries=-(-settings.sequence // ring),
         keys=settings.sequence,
         head_dim=shape.head_dim,
         dtype=half if settings.compute_bytes == 2 else "fp32",

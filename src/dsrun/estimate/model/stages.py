@@ -54,7 +54,8 @@ def cut_into_stages(model: ModelSize, settings: RunSettings) -> tuple[StageSize,
     """Returns what each rank of a pipeline has; with one stage, the model.
 
     Blocks are what is shared out: what lies before them goes with the first one, what lies behind them with the last,
-    and what belongs to no module with both ends where embedding and head are tied, else with the last.
+    and what belongs to no module with both ends where embedding and head are tied, else with the last. With more chunks
+    than blocks embedding and head are chunks of their own, as the layers of a `PipelineModule` can be.
 
     Args:
         model: the model.
@@ -68,7 +69,7 @@ def cut_into_stages(model: ModelSize, settings: RunSettings) -> tuple[StageSize,
         count = 0 if model.architecture is None else model.architecture.layers
         return (StageSize(model=model, blocks=(count,), costs=(1.0,), has_embedding=True, has_head=True),)
     layers = _layers(model)
-    if chunks > len(layers.blocks):
+    if chunks > len(layers.blocks) + _ends(layers):
         raise ConfigError(
             f"`pipeline.stages` {stages} with {settings.chunks_per_rank} chunks each: the model has "
             f"{len(layers.blocks)} blocks, and each chunk needs one",
@@ -79,6 +80,10 @@ def cut_into_stages(model: ModelSize, settings: RunSettings) -> tuple[StageSize,
     rank_of = _rank_of(settings)
     total = sum(costs)
     parts = [sum(costs[bounds[c] : bounds[c + 1]]) / total for c in range(chunks)]
+    if bounds[-2] == bounds[-1]:  # the head's cost is told with the last block's
+        head = _head_cost(model, layers) / total
+        parts[-1] += head
+        parts[max(c for c in range(chunks) if bounds[c] < bounds[c + 1])] -= head
     return tuple(
         _stage(model, layers, bounds, [c for c in range(chunks) if rank_of[c] == rank], parts) for rank in range(stages)
     )
@@ -103,12 +108,27 @@ def _costs(model: ModelSize, layers: _Layers, settings: RunSettings) -> list[flo
         return [float(unit.numel + unit.frozen_numel) for unit in layers.blocks]
     block = 2.0 * shape.block_numel + 2.0 * shape.attention_width * settings.sequence
     costs = [block] * len(layers.blocks)
-    costs[-1] += 2.0 * shape.embedding_numel
+    costs[-1] += _head_cost(model, layers)
     return costs
+
+
+def _head_cost(model: ModelSize, layers: _Layers) -> float:
+    """Returns the FLOPs of the output layer for a token; 0 where the shape is not known."""
+    shape = model.architecture
+    return 0.0 if shape is None or len(layers.blocks) != shape.layers else 2.0 * shape.embedding_numel
+
+
+def _ends(layers: _Layers) -> int:
+    """Returns the ends that can be chunks of their own."""
+    return int(bool(layers.before)) + int(bool(layers.behind))
 
 
 def _bounds(costs: Sequence[float], layers: _Layers, settings: RunSettings, chunks: int) -> Sequence[int]:
     method, count = settings.partition, len(layers.blocks)
+    if chunks > count and not isinstance(method, tuple):
+        # The ends are as many layers more; balanced or not, nearly every chunk has one.
+        first = int(bool(layers.before))
+        return [min(max(bound - first, 0), count) for bound in uniform(count + _ends(layers), chunks)]
     if isinstance(method, tuple):
         return explicit(method, count, chunks)
     if method == "parameters":
@@ -135,7 +155,8 @@ def _stage(
     for number, chunk in enumerate(own):
         units += [replace(block, chunk=number) for block in layers.blocks[bounds[chunk] : bounds[chunk + 1]]]
     units += [replace(unit, chunk=own.index(chunks - 1)) for unit in layers.behind] if last else ()
-    units += layers.loose if last or (first and tied) else ()
+    for unit in layers.loose:
+        units += _loose_of_stage(unit, model.architecture, tied=tied, last=last, first=first)
     merged = _merged(units)
     counted = [*layers.before, *layers.blocks, *layers.behind, *layers.loose]
     outside = max(0, model.frozen_numel - sum(unit.frozen_numel * unit.count for unit in counted))
@@ -154,6 +175,20 @@ def _stage(
         has_embedding=first,
         has_head=last,
     )
+
+
+def _loose_of_stage(
+    unit: UnitGroup, shape: Architecture | None, *, tied: bool, first: bool, last: bool
+) -> list[UnitGroup]:
+    """Returns what a stage has of a unit that belongs to no module: a tied embedding is both ends' in common."""
+    if not tied or shape is None:
+        return [unit] if last else []
+    shared = min(unit.numel, shape.embedding_numel)
+    left = replace(unit, numel=unit.numel - shared, uncut=min(unit.uncut, unit.numel - shared))
+    found = [left] if last and left.numel else []
+    if first or last:
+        found.append(replace(unit, numel=shared, uncut=0, frozen=0, frozen_numel=0, stages=1 if first and last else 2))
+    return found
 
 
 def _merged(units: Sequence[UnitGroup]) -> tuple[UnitGroup, ...]:

@@ -30,6 +30,8 @@ class UnitGroup:
         frozen_numel: those parameters without gaps.
         kept: whether the units stay in fp32 where the others have 16 bits.
         chunk: position of their chunk among those of a pipeline stage.
+        uncut: trained elements of each that tensor parallelism leaves whole: norms, an embedding.
+        stages: pipeline stages that have the unit.
     """
 
     name: str
@@ -40,6 +42,8 @@ class UnitGroup:
     frozen_numel: int = 0
     kept: bool = False
     chunk: int = 0
+    uncut: int = 0
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +112,7 @@ class ModelSize:
                         int(unit.get("frozen", 0)),  # records of older versions have none
                         int(unit.get("frozen_numel", 0)),
                         bool(unit.get("kept", False)),
+                        uncut=int(unit.get("uncut", 0)),
                     )
                     for unit in data["units"]
                 ),
@@ -124,7 +129,8 @@ def _freeze(unit: UnitGroup, share: float) -> UnitGroup:
     """Returns the unit with `share` of its trained parameters left, at least one."""
     left = min(unit.numel, max(1, round(unit.numel * share)))
     frozen = unit.numel - left if unit.has_module else 0
-    return replace(unit, numel=left, frozen=unit.frozen + frozen, frozen_numel=unit.frozen_numel + frozen)
+    uncut = round(unit.uncut * left / max(1, unit.numel))
+    return replace(unit, numel=left, frozen=unit.frozen + frozen, frozen_numel=unit.frozen_numel + frozen, uncut=uncut)
 
 
 _COUNT = re.compile(r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?)(?P<unit>[kmbtKMBT])")
@@ -208,7 +214,9 @@ def from_count(numel: int) -> ModelSize:
             kv_heads=min(known.kv_heads, heads),
         )
     model = from_architecture(known, label=format_count(numel))
-    units = tuple(replace(unit, numel=max(1, round(unit.numel * ratio))) for unit in model.units)
+    units = tuple(
+        replace(unit, numel=max(1, round(unit.numel * ratio)), uncut=round(unit.uncut * ratio)) for unit in model.units
+    )
     note = f"the number says no more than the size: layers as in {name} ({shape.layers} of width {shape.hidden})"
     return replace(model, units=units, trained_numel=numel, architecture=shape, notes=(note,))
 
@@ -221,15 +229,17 @@ def from_architecture(shape: Architecture, *, label: str) -> ModelSize:
         label: name of the model in messages and tables.
     """
     rest = shape.norm_numel
+    embedding = shape.embedding_numel
     units: list[UnitGroup] = []
     if shape.tied:
-        rest += shape.embedding_numel  # used in two places, so needed from the first to the last
+        rest += embedding  # used in two places, so needed from the first to the last
     else:
-        units.append(UnitGroup("embedding", shape.embedding_numel))
+        units.append(UnitGroup("embedding", embedding, uncut=embedding))
     if shape.positions:
-        units.append(UnitGroup("positions", shape.positions * shape.hidden))
-    units.append(UnitGroup("blocks", shape.block_numel, count=shape.layers))
+        positions = shape.positions * shape.hidden
+        units.append(UnitGroup("positions", positions, uncut=positions))
+    units.append(UnitGroup("blocks", shape.block_numel, count=shape.layers, uncut=shape.uncut_block_numel))
     if not shape.tied:
-        units.append(UnitGroup("head", shape.embedding_numel))
-    units.append(UnitGroup("rest", rest, has_module=False))
+        units.append(UnitGroup("head", embedding))
+    units.append(UnitGroup("rest", rest, has_module=False, uncut=shape.norm_numel))
     return ModelSize(label=label, units=tuple(units), trained_numel=shape.numel, architecture=shape)

@@ -62,6 +62,8 @@ class RunSettings:
         activation_buffers: number of kept block inputs that host memory has room for, where the rest goes on to a disk;
             None for all.
         packed_activations: whether activations that are kept with recomputation are packed to 8 bits.
+        sequence_slices: norms between cut layers work on slices of the sequence, so that what they keep is cut, too.
+        tensor_overlaps: gradients of inputs are summed over ranks while those of weights are computed.
         axis_sizes: ranks along the axes that have a size of their own, by name of the axis; 1 where one is not named.
         schedule: order of forwards and backwards of pipeline stages.
         chunks_per_rank: chunks of layers on each stage.
@@ -107,6 +109,8 @@ class RunSettings:
     activations_on_cpu: bool = False
     activation_buffers: int | None = None
     packed_activations: bool = False
+    sequence_slices: bool = False
+    tensor_overlaps: bool = False
     axis_sizes: Mapping[str, int] = field(default_factory=dict[str, int])
     schedule: ScheduleName = "1f1b"
     chunks_per_rank: int = 1
@@ -194,6 +198,11 @@ class RunSettings:
             ranks: ranks of the job.
         """
         return divide(ranks, self.axis_sizes).role_size(role)
+
+    @property
+    def sequence_parts(self) -> int:
+        """Slices of the sequence that norms and kept inputs of blocks are cut into."""
+        return self.tensor_parallel if self.sequence_slices else 1
 
     @property
     def can_run(self) -> bool:
@@ -291,6 +300,8 @@ def read_settings(
         activations_on_cpu=activations.cpu_checkpointing,
         activation_buffers=activations.nvme_buffer_count if activations.nvme_path else None,
         packed_activations=activations.packing == "int8",
+        sequence_slices=config.tensor_parallel.sequence_parallel and config.tensor_parallel.size > 1,
+        tensor_overlaps=config.tensor_parallel.tp_overlap_comm,
         axis_sizes=sizes_of(config),
         schedule=config.pipeline.schedule_name,
         chunks_per_rank=config.pipeline.chunks_per_rank if config.pipeline.count > 1 else 1,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dsrun.choices.gather_plan import GatherBudgets
@@ -18,16 +18,19 @@ class CollectiveBytes:
     reduce_scatter: int
     all_reduce: int
 
-    def sent_bytes(self, ranks: int) -> int:
-        """Returns what one rank sends with ring algorithms, and receives as well.
 
-        Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009: S(D-1)/D for a reduce-scatter or an
-        all-gather of S bytes over D ranks, twice that for an all-reduce.
-        """
-        return (self.all_gather + self.reduce_scatter + 2 * self.all_reduce) * (ranks - 1) // ranks
+#: Whether a unit counts.
+Counted = Callable[[PaddedUnit], bool]
 
 
-def collective_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> CollectiveBytes:
+def all_units(unit: PaddedUnit) -> bool:
+    """Counts every unit."""
+    return True
+
+
+def collective_bytes(
+    units: Sequence[PaddedUnit], settings: RunSettings, *, counted: Counted = all_units
+) -> CollectiveBytes:
     """Returns the collectives of parameters and gradients; those of single numbers (loss, norm) are left out.
 
     Gradients are reduced after every micro step at every stage, or once an update, then in fp32. Parameters are
@@ -36,13 +39,14 @@ def collective_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> Coll
     Args:
         units: units of the model, padded for the ranks.
         settings: stage, format and accumulation steps.
+        counted: function that tells which of the units count; all of them take turns in the slots of stage 3.
     """
-    elements = sum(unit.padded for unit in units if unit.trains)
+    elements = sum(unit.padded for unit in units if unit.trains and counted(unit))
     whole = elements * settings.compute_bytes
     reduced = FP32_BYTES * elements if settings.once_an_update else whole * settings.accumulation_steps
     gathered = {0: 0, 1: whole, 2: whole, 3: 0}[settings.stage]
     if settings.stage == 3:
-        gathered = gathered_in_step(units, settings) * settings.compute_bytes
+        gathered = gathered_in_step(units, settings, counted=counted) * settings.compute_bytes
     return CollectiveBytes(
         all_gather=gathered,
         reduce_scatter=reduced if settings.stage >= 1 else 0,
@@ -50,17 +54,20 @@ def collective_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> Coll
     )
 
 
-def gathered_in_step(units: Sequence[PaddedUnit], settings: RunSettings, *, trained: bool = True) -> int:
+def gathered_in_step(
+    units: Sequence[PaddedUnit], settings: RunSettings, *, trained: bool = True, counted: Counted = all_units
+) -> int:
     """Returns the elements that stage 3 gathers in one optimizer step, unit by unit or chunk by chunk.
 
     Args:
         units: units of the model, padded for the ranks.
         settings: schedule, accumulation steps and limits on gathering.
         trained: count trained parameters, and not frozen ones alone.
+        counted: function that tells which units count.
     """
     if settings.chunks_take_turns:
-        return gathered_by_chunk(units, settings.gather, trained=trained)
-    return gathered_numel(units, settings.accumulation_steps, settings.gather, trained=trained)
+        return gathered_by_chunk(units, settings.gather, trained=trained, counted=counted)
+    return gathered_numel(units, settings.accumulation_steps, settings.gather, trained=trained, counted=counted)
 
 
 def gathered_numel(
@@ -70,6 +77,7 @@ def gathered_numel(
     *,
     trained: bool = True,
     frozen: bool = True,
+    counted: Counted = all_units,
 ) -> int:
     """Returns the elements that stage 3 gathers in one optimizer step: units in order forward, then backward.
 
@@ -84,6 +92,7 @@ def gathered_numel(
         budgets: limits from the config on what stays gathered, in elements; None for the usual ones.
         trained: count trained parameters.
         frozen: count frozen ones.
+        counted: function that tells which units count.
     """
     gathered = gathered_units(units, budgets or GatherBudgets())
     cells = list(zip(gathered.plan.cells, gathered.plan.slots.slot_of, strict=True))
@@ -103,14 +112,17 @@ def gathered_numel(
                 continue
             unit = gathered.units[cell.unit]
             there = slot in holds and holds[slot][0] == number
-            total += unit.padded * (cell.trained and trained)
-            total += unit.frozen_padded * (cell.frozen and frozen and not there)
+            if counted(unit):
+                total += unit.padded * (cell.trained and trained)
+                total += unit.frozen_padded * (cell.frozen and frozen and not there)
             holds[slot] = (number, True)
         totals.append(total)
     return totals[0] + totals[-1] * (micro_steps - 1)
 
 
-def gathered_by_chunk(units: Sequence[PaddedUnit], budgets: GatherBudgets, *, trained: bool = True) -> int:
+def gathered_by_chunk(
+    units: Sequence[PaddedUnit], budgets: GatherBudgets, *, trained: bool = True, counted: Counted = all_units
+) -> int:
     """Returns the elements that a pipeline stage gathers in one optimizer step where its chunks take turns.
 
     Each chunk is gathered for all of its forwards and again for all of its backwards, which take chunks the other way
@@ -120,6 +132,7 @@ def gathered_by_chunk(units: Sequence[PaddedUnit], budgets: GatherBudgets, *, tr
         units: units of the stage, padded for the ranks.
         budgets: limits from the config on what stays gathered, in elements.
         trained: count trained parameters.
+        counted: function that tells which units count.
     """
     gathered = gathered_units(units, budgets, chunks_take_turns=True)
     last = max(unit.chunk for unit in units)
@@ -127,18 +140,6 @@ def gathered_by_chunk(units: Sequence[PaddedUnit], budgets: GatherBudgets, *, tr
     for cell in gathered.plan.cells:
         unit = gathered.units[cell.unit]
         times = 2 if cell.shares and unit.chunk + gathered.plan.sets <= last else 1
-        total += times * (unit.padded * (cell.trained and trained) + unit.frozen_padded * cell.frozen)
+        if counted(unit):
+            total += times * (unit.padded * (cell.trained and trained) + unit.frozen_padded * cell.frozen)
     return total
-
-
-def tensor_parallel_bytes(*, layers: int, hidden: int, settings: RunSettings) -> int:
-    """Returns what one rank sends in a step for layers that are cut over ranks.
-
-    Two all-reduces a block forward, two backward, and two more where its forward is computed again.
-
-    Source: Megatron-LM (Shoeybi et al., 2019), section 3.
-    """
-    ranks = settings.tensor_parallel
-    passes = 6 if settings.recompute == "blocks" else 4
-    activation = hidden * settings.tokens_per_micro_step * settings.compute_bytes
-    return passes * layers * settings.accumulation_steps * 2 * activation * (ranks - 1) // ranks

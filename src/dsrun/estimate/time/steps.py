@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import get_args
 
 from dsrun.estimate.memory.model_state import PaddedUnit, slices_on_drives, split_units
 from dsrun.estimate.model.activations import disk_inputs, forwards_again, stored_input_bytes
 from dsrun.estimate.model.units import ModelSize
 from dsrun.estimate.run.machine import Machine, Speeds
 from dsrun.estimate.run.settings import RunSettings
-from dsrun.estimate.time.collectives import collective_bytes, gathered_in_step, tensor_parallel_bytes
+from dsrun.estimate.time.axes import AxisName, AxisTraffic
+from dsrun.estimate.time.collectives import gathered_in_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +22,7 @@ class StepTraffic:
     Attributes:
         flops: FLOPs of the model's forward and backward, recomputation included.
         optimizer_bytes: bytes that the optimizer update reads and writes in GPU memory.
-        network_bytes: sent to other ranks; as much is received.
+        axes: what it moves over each axis of ranks.
         pcie_to_gpu_bytes: bytes copied from host memory to the GPU.
         pcie_to_host_bytes: bytes copied from the GPU to host memory.
         ddr_bytes: bytes that offloading reads and writes in host memory, of all ranks of the host.
@@ -30,12 +32,33 @@ class StepTraffic:
 
     flops: float
     optimizer_bytes: int
-    network_bytes: int
+    axes: tuple[AxisTraffic, ...]
     pcie_to_gpu_bytes: int
     pcie_to_host_bytes: int
     ddr_bytes: int
     nvme_read_bytes: int
     nvme_write_bytes: int
+
+    @property
+    def network_bytes(self) -> int:
+        """Bytes sent to other ranks over all axes; as many are received."""
+        return sum(axis.sent_bytes for axis in self.axes)
+
+    def moved_over(self, name: str) -> int:
+        """Returns the bytes sent to other ranks over one axis, by its name in tables."""
+        return sum(axis.sent_bytes for axis in self.axes if axis.name == name)
+
+
+def most_traffic(traffic: Sequence[StepTraffic]) -> StepTraffic:
+    """Returns the most of each amount: a step ends when the last rank has done its part."""
+    names = [field.name for field in fields(StepTraffic) if field.name != "axes"]
+    most = {name: max(getattr(one, name) for one in traffic) for name in names}
+    axes: dict[tuple[object, ...], AxisTraffic] = {}
+    for axis in (axis for one in traffic for axis in one.axes):
+        key = (axis.name, axis.axes, axis.ranks)
+        if key not in axes or axis.sent_bytes > axes[key].sent_bytes:
+            axes[key] = axis
+    return StepTraffic(axes=tuple(axes.values()), **most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +69,18 @@ class Floor:
         path: name of the path.
         seconds: None where a speed is not known.
         missing: the speed that is not known.
+        in_series: whether computing stands still meanwhile, so that the times add up.
     """
 
     path: str
     seconds: float | None
     missing: str | None = None
+    in_series: bool = False
 
 
-def model_flops(model: ModelSize, settings: RunSettings, *, again: float | None = None) -> float:
+def model_flops(
+    model: ModelSize, settings: RunSettings, *, again: float | None = None, is_fused: bool = False
+) -> float:
     """Returns the FLOPs of one rank in one optimizer step.
 
     6 per trained parameter and token: 2 forward, 4 backward, of which a frozen one needs 2 (none for its own
@@ -64,8 +91,11 @@ def model_flops(model: ModelSize, settings: RunSettings, *, again: float | None 
         model: the model.
         settings: tokens, micro batches and recomputation.
         again: forwards that are made beyond the first one; None: what the settings say of a model on one stage.
+        is_fused: whether attention's backward makes the products of queries and keys again, which a fused kernel does
+            not keep: five products for the four that count.
 
     Source: PaLM (Chowdhery et al., 2022), appendix B; half of its attention term, for the mask hides half.
+    FlashAttention-2 (Dao, 2023), section 4.1: five products in backward.
     """
     shape = model.architecture
     looked_up = 0
@@ -76,13 +106,20 @@ def model_flops(model: ModelSize, settings: RunSettings, *, again: float | None 
     multiplied = max(0, model.numel - looked_up)
     trained = min(model.trained_numel, multiplied)
     forward = 2.0 * multiplied + attention
-    backward = 2.0 * multiplied + 2.0 * trained + 2 * attention
+    backward = 2.0 * multiplied + 2.0 * trained + (2.5 if is_fused else 2) * attention
     again = forwards_again(shape, settings) if again is None else again
     tokens = settings.tokens_per_micro_step * settings.accumulation_steps
     return (forward * (1 + again) + backward) * tokens / settings.tensor_parallel
 
 
-def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSettings, machine: Machine) -> StepTraffic:
+def step_traffic(
+    model: ModelSize,
+    units: Sequence[PaddedUnit],
+    settings: RunSettings,
+    machine: Machine,
+    *,
+    axes: tuple[AxisTraffic, ...] = (),
+) -> StepTraffic:
     """Returns what one step does on every path.
 
     Args:
@@ -90,6 +127,7 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
         units: its units, padded for the ranks that share their state.
         settings: settings of the run.
         machine: ranks of the job and of a host.
+        axes: traffic over each axis of ranks.
     """
     shard_ranks = settings.ranks_of("shard", machine.ranks)
     compute = settings.compute_bytes
@@ -149,13 +187,10 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
             still_there = min(settings.activation_buffers, inputs)
             read, written = read + moved // inputs * (inputs - still_there), written + on_disk
             ddr += 2 * on_disk
-    network = collective_bytes(units, settings).sent_bytes(shard_ranks)
-    if shape is not None and settings.tensor_parallel > 1:
-        network += tensor_parallel_bytes(layers=shape.layers, hidden=shape.hidden, settings=settings)
     return StepTraffic(
         flops=model_flops(model, settings),
         optimizer_bytes=update_bytes(staying if offloads else owned, settings),
-        network_bytes=network,
+        axes=axes,
         pcie_to_gpu_bytes=to_gpu,
         pcie_to_host_bytes=to_host,
         ddr_bytes=ddr * machine.ranks_per_host,
@@ -176,7 +211,9 @@ def update_bytes(owned: int, settings: RunSettings) -> int:
 def floors(traffic: StepTraffic, settings: RunSettings, machine: Machine, *, stretch: float = 1.0) -> tuple[Floor, ...]:
     """Returns the shortest time of every path that has something to do, at achievable speeds.
 
-    Both directions of a link are used at once, so the longer one counts.
+    Both directions of a link are used at once, so the longer one counts. Ranks that share layers or sequences wait for
+    each other before they go on computing; of what is summed in backward nothing is waited for with
+    `tensor_parallel.tp_overlap_comm`.
 
     Args:
         traffic: bytes and arithmetic of a step.
@@ -185,15 +222,11 @@ def floors(traffic: StepTraffic, settings: RunSettings, machine: Machine, *, str
         stretch: factor of the time that computing takes with what ranks wait for each other.
     """
     speeds = machine.speeds(half=settings.compute_bytes == 2)
-    wire = "peer" if machine.hosts == 1 else "network"
-    link = getattr(speeds, wire)
-    if wire == "network" and link is not None and speeds.peer is not None:
-        link = min(link, speeds.peer)  # a ring passes through every rank of a host, and through its network once
     pcie = max(traffic.pcie_to_gpu_bytes, traffic.pcie_to_host_bytes)
     found = [
-        _floor("compute", traffic.flops * stretch, speeds.flops, "flops"),
-        _floor("optimizer", traffic.optimizer_bytes, speeds.memory, "memory"),
-        _floor("network", traffic.network_bytes, link, wire),
+        _floor("compute", traffic.flops * stretch, speeds.flops, "flops", in_series=True),
+        _floor("optimizer", traffic.optimizer_bytes, speeds.memory, "memory", in_series=True),
+        *(_axis_floor(name, traffic, settings, machine, speeds, stretch) for name in get_args(AxisName)),
         _floor("PCIe", pcie, speeds.pcie, "pcie"),
         _floor("DDR", traffic.ddr_bytes, speeds.ddr, "ddr"),
         _nvme(traffic, speeds),
@@ -201,10 +234,35 @@ def floors(traffic: StepTraffic, settings: RunSettings, machine: Machine, *, str
     return tuple(floor for floor in found if floor is not None)
 
 
-def _floor(path: str, amount: float, speed: float | None, name: str) -> Floor | None:
+def _floor(path: str, amount: float, speed: float | None, name: str, *, in_series: bool = False) -> Floor | None:
     if not amount:
         return None
-    return Floor(path, None, name) if speed is None else Floor(path, amount / speed)
+    return Floor(path, None if speed is None else amount / speed, name if speed is None else None, in_series)
+
+
+def _axis_floor(
+    name: AxisName, traffic: StepTraffic, settings: RunSettings, machine: Machine, speeds: Speeds, stretch: float
+) -> Floor | None:
+    """Returns the time of all that goes over one axis, in all its sets of ranks, one after the other."""
+    moved = [axis for axis in traffic.axes if axis.name == name]
+    if not moved:
+        return None
+    in_series = name in ("tensor", "context")
+    total = 0.0
+    for axis in moved:
+        wire = "network" if axis.crosses_hosts else "peer"
+        speed = getattr(speeds, wire)
+        if speed is None:
+            return Floor(name, None, wire, in_series)
+        # Every set of ranks that spans hosts sends through the network of each of them once, all at the same time.
+        sets = machine.ranks_per_host / axis.peers_per_host if axis.crosses_hosts else 1
+        seconds = axis.sent_bytes * sets / speed
+        if axis.crosses_hosts and speeds.peer is not None:
+            seconds = max(seconds, axis.sent_bytes / speeds.peer)  # and from rank to rank within a host
+        total += seconds
+    if name == "tensor" and settings.tensor_overlaps:
+        total /= 2
+    return Floor(name, total * stretch if in_series else total, in_series=in_series)
 
 
 def _nvme(traffic: StepTraffic, speeds: Speeds) -> Floor | None:
@@ -234,17 +292,17 @@ class StepFloor:
 def step_floor(paths: Sequence[Floor]) -> StepFloor:
     """Returns the shortest time of a step in which everything that can overlap does.
 
-    The update on the GPU follows the backward on the same GPU, so these two add up; links and host memory work
-    beside them.
+    The update on the GPU follows the backward on the same GPU, and ranks that share layers wait for each other within
+    both, so these add up; other links and host memory work beside them.
     """
     known = {floor.path: floor.seconds for floor in paths if floor.seconds is not None}
-    gpu = known.get("compute", 0.0) + known.get("optimizer", 0.0)
-    beside = {path: seconds for path, seconds in known.items() if path not in ("compute", "optimizer")}
+    series = {floor.path: known[floor.path] for floor in paths if floor.in_series and floor.path in known}
+    gpu = sum(series.values())
+    beside = {path: seconds for path, seconds in known.items() if path not in series}
     complete = bool(paths) and len(known) == len(paths)
     if not known:
         return StepFloor(None, None, complete)
     longest = max(beside, key=lambda path: beside[path], default=None)
     if longest is None or gpu >= beside[longest]:
-        name = "compute" if known.get("compute", 0.0) >= known.get("optimizer", 0.0) else "optimizer"
-        return StepFloor(gpu, name, complete)
+        return StepFloor(gpu, max(series, key=lambda path: series[path]), complete)
     return StepFloor(beside[longest], longest, complete)

@@ -76,7 +76,7 @@ def test_sums_of_chunks_that_take_turns_share_memory_from_stage_2_on(stage: int,
     units = pad_units([UnitGroup("w", 1024, count=2), UnitGroup("w", 1024, count=2, chunk=1)], 2)
     cut = replace(BF16, stage=stage, axis_sizes={"pipe": 2}, once_an_update=True, accumulation_steps=8)
     of = {
-        name: state_bytes(units, replace(cut, schedule=name, chunks_per_rank=2), ranks=2).local_sums
+        name: state_bytes(units, replace(cut, schedule=name, chunks_per_rank=2)).local_sums
         for name in ("interleaved", "breadth_first")
     }
     assert of == {"interleaved": 4 * 4096, "breadth_first": 4 * (2048 if turns else 4096)}

@@ -95,7 +95,9 @@ def test_every_parameter_is_on_one_stage(stages: int, frozen: int) -> None:
 
 def test_a_tied_embedding_is_on_both_ends() -> None:
     first, inner, _, last = cut_into_stages(from_architecture(replace(SHAPE, tied=True), label="m"), settings(4))
-    assert first.model.numel == last.model.numel == EMBEDDING + NORM + 2 * BLOCK
+    assert first.model.numel == EMBEDDING + 2 * BLOCK
+    assert last.model.numel == EMBEDDING + NORM + 2 * BLOCK
+    assert [unit.stages for unit in last.model.units] == [1, 1, 2], "blocks, the last norm, and what both ends share"
     assert inner.model.numel == 2 * BLOCK
 
 
@@ -107,7 +109,17 @@ def test_units_that_a_run_has_told_one_by_one_are_cut_by_their_parameters() -> N
     assert (first.model.numel, last.model.numel) == (400, 407)
 
 
-def test_more_chunks_than_blocks_are_refused() -> None:
+def test_embedding_and_head_are_chunks_of_their_own_where_blocks_are_too_few() -> None:
+    """As Llama 3 405B is cut: 126 blocks and both ends are 16 stages of 8 chunks."""
+    stages = cut_into_stages(from_architecture(SHAPE, label="m"), settings(5, 2, schedule="interleaved"))
+    assert [stage.blocks for stage in stages] == [(0, 1), (1, 1), (1, 1), (1, 1), (1, 0)]
+    total = 8 * BLOCK_COST + HEAD_COST
+    assert stages[0].costs == pytest.approx((0, BLOCK_COST / total))
+    assert stages[-1].costs == pytest.approx((BLOCK_COST / total, HEAD_COST / total))
+    assert sum(stage.model.numel for stage in stages) == from_architecture(SHAPE, label="m").numel
+
+
+def test_more_chunks_than_layers_are_refused() -> None:
     with pytest.raises(ConfigError, match="the model has 8 blocks, and each chunk needs one") as error:
         cut_into_stages(from_architecture(SHAPE, label="m"), settings(8, 2, schedule="interleaved"))
     assert error.value.render().endswith("hint: use fewer stages or `virtual_stages`")

@@ -13,6 +13,7 @@ from dsrun.estimate.prediction import predict
 from dsrun.estimate.run.catalogue import find_gpu
 from dsrun.estimate.run.machine import Machine, Speeds
 from dsrun.estimate.run.settings import RunSettings
+from dsrun.estimate.time.axes import AxisTraffic
 from dsrun.estimate.time.collectives import collective_bytes, gathered_numel
 from dsrun.estimate.time.steps import Floor, floors, model_flops, step_floor, step_traffic, update_bytes
 
@@ -50,12 +51,6 @@ def test_stage_3_gathers_what_its_slots_do_not_hold() -> None:
     assert gathered_numel(UNITS, 1) == WHOLE + 2 * 1024
     # Each further micro step: forward finds units 0 and 1, backward units 3 and 2.
     assert gathered_numel(UNITS, 3) == WHOLE + 2 * 1024 + 2 * 4 * 1024
-
-
-def test_a_ring_sends_each_byte_once_for_a_gather_and_twice_for_an_all_reduce() -> None:
-    assert collective_bytes(UNITS, BF16).sent_bytes(2) == 2 * WHOLE
-    assert collective_bytes(UNITS, replace(BF16, stage=1)).sent_bytes(2) == 2 * WHOLE
-    assert collective_bytes(UNITS, BF16).sent_bytes(1) == 0
 
 
 def test_flops_are_six_a_parameter_and_token_and_attention() -> None:
@@ -158,28 +153,29 @@ def test_floors_are_amounts_over_achievable_speeds() -> None:
     seconds = {floor.path: floor.seconds for floor in prediction.paths}
     assert seconds["compute"] == pytest.approx(prediction.traffic.flops / (0.8 * 989e12))
     assert seconds["optimizer"] == pytest.approx(prediction.traffic.optimizer_bytes / (0.9 * 3350e9))
-    assert seconds["network"] == pytest.approx(prediction.traffic.network_bytes / (0.8 * 450e9))
+    assert seconds["data"] == pytest.approx(prediction.traffic.network_bytes / (0.8 * 450e9))
 
 
 def test_over_several_hosts_the_hosts_network_is_the_narrowest() -> None:
     prediction = predict(from_count(7 * 10**9), replace(BF16, stage=1), machine(16, network=100e9))
     seconds = {floor.path: floor.seconds for floor in prediction.paths}
-    assert seconds["network"] == pytest.approx(prediction.traffic.network_bytes / 100e9)
+    assert seconds["data"] == pytest.approx(prediction.traffic.network_bytes / 100e9)
 
 
 def test_a_path_whose_speed_is_not_known_says_which() -> None:
     on_cpu = Machine(label="cpu", ranks=2, ranks_per_host=2)
-    paths = floors(step_traffic(from_count(10**6), UNITS, BF16, on_cpu), BF16, on_cpu)
+    data = AxisTraffic(name="data", axes=("data",), ranks=2, peers_per_host=2, buffers={"all_reduce": 1})
+    paths = floors(step_traffic(from_count(10**6), UNITS, BF16, on_cpu, axes=(data,)), BF16, on_cpu)
     assert paths == (
-        Floor("compute", None, "flops"),
-        Floor("optimizer", None, "memory"),
-        Floor("network", None, "peer"),
+        Floor("compute", None, "flops", in_series=True),
+        Floor("optimizer", None, "memory", in_series=True),
+        Floor("data", None, "peer"),
     )
     assert step_floor(paths).seconds is None
 
 
 def test_a_step_takes_the_longest_path_and_the_update_follows_backward() -> None:
-    paths = [Floor("compute", 2.0), Floor("optimizer", 0.5), Floor("network", 2.2)]
+    paths = [Floor("compute", 2.0, in_series=True), Floor("optimizer", 0.5, in_series=True), Floor("data", 2.2)]
     assert step_floor(paths).seconds == 2.5
     assert step_floor(paths).bottleneck == "compute"
     paths.append(Floor("DDR", 4.0))
