@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import prod
 from typing import Any
 
 import torch
@@ -50,7 +51,17 @@ def describe(model: nn.Module, units: Sequence[UnitSpec] | None = None, *, label
         label: name of the model; None: that of its class.
     """
     specs = find_units(model) if units is None else units
-    trained = [_TrainedUnit(s.name, s.module, _buffer_numel(s), s.dtype is not None) for s in specs]
+    whole = _left_whole(model)
+    trained = [
+        _TrainedUnit(
+            s.name,
+            s.module,
+            _buffer_numel(s),
+            s.dtype is not None,
+            sum(param.numel() for name, param in s.params if name in whole),
+        )
+        for s in specs
+    ]
     size = _describe(model, trained)
     return size if label is None else replace(size, label=label)
 
@@ -106,8 +117,27 @@ def describe_units(model: nn.Module, units: Sequence[ParamUnit]) -> ModelSize:
         units: its trained parameters.
     """
     # The units have names as `find_units` gives them, cut by an axis or not.
-    trained = [_TrainedUnit(u.name, u.module, u.layout.numel, u.name.startswith(KEPT)) for u in units]
+    whole = _left_whole(model)
+    trained = [
+        _TrainedUnit(
+            u.name,
+            u.module,
+            u.layout.numel,
+            u.name.startswith(KEPT),
+            sum(prod(extent.shape) for extent in u.layout.extents if extent.name in whole),
+        )
+        for u in units
+    ]
     return _describe(model, trained)
+
+
+def _left_whole(model: nn.Module) -> set[str]:
+    """Returns the names of parameters that tensor parallelism leaves whole: all but those of Linears, tied ones too.
+
+    Biases of layers that are summed over ranks stay whole as well; which these are, plans of layers alone know.
+    """
+    of_linears = {id(p) for m in model.modules() if isinstance(m, nn.Linear) for p in m.parameters(recurse=False)}
+    return {name for name, param in model.named_parameters() if id(param) not in of_linears}
 
 
 def hidden_size(model: nn.Module, units: Sequence[ParamUnit]) -> int | None:
@@ -146,12 +176,14 @@ class _TrainedUnit:
         module: module that uses the parameters; None for a rest unit.
         numel: elements of its buffer.
         kept: whether it stays in fp32 where the others have 16 bits.
+        uncut: elements that tensor parallelism would leave whole.
     """
 
     name: str
     module: nn.Module | None
     numel: int
     kept: bool
+    uncut: int
 
 
 def _describe(model: nn.Module, trained: Sequence[_TrainedUnit]) -> ModelSize:
@@ -170,19 +202,22 @@ def _describe(model: nn.Module, trained: Sequence[_TrainedUnit]) -> ModelSize:
 
 def _unit_groups(model: nn.Module, trained: Sequence[_TrainedUnit]) -> list[UnitGroup]:
     """Puts trained and frozen parameters of each unit's module together, in order of registration; rest unit last."""
-    sizes = {id(unit.module): (unit.name, unit.numel) for unit in trained if unit.module is not None}
+    sizes = {id(unit.module): unit for unit in trained if unit.module is not None}
     frozen = {id(spec.module): spec for spec in find_frozen_units(model)}
     groups: list[UnitGroup] = []
     for key in map(id, model.modules()):
-        name, numel = sizes.get(key, ("", 0))
-        spec = frozen.get(key)
+        unit, spec = sizes.get(key), frozen.get(key)
+        numel, uncut = (0, 0) if unit is None else (unit.numel, unit.uncut)
         if spec is not None:
             params = sum(param.numel() for _, param in spec.params)
-            groups.append(UnitGroup(spec.name, numel, frozen=_buffer_numel(spec), frozen_numel=params))
-        elif key in sizes:
-            groups.append(UnitGroup(name, numel))
+            groups.append(UnitGroup(spec.name, numel, frozen=_buffer_numel(spec), frozen_numel=params, uncut=uncut))
+        elif unit is not None:
+            groups.append(UnitGroup(unit.name, numel, uncut=uncut))
     rest = [unit for unit in trained if unit.module is None]
-    return [*groups, *(UnitGroup(unit.name, unit.numel, has_module=False, kept=unit.kept) for unit in rest)]
+    return [
+        *groups,
+        *(UnitGroup(unit.name, unit.numel, has_module=False, kept=unit.kept, uncut=unit.uncut) for unit in rest),
+    ]
 
 
 def _buffer_numel(spec: UnitSpec) -> int:

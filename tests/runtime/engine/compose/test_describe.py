@@ -16,7 +16,8 @@ from torch.nn.utils import parametrizations
 
 from dsrun.errors import ModelError
 from dsrun.estimate.memory.model_state import pad_units, state_bytes
-from dsrun.estimate.model.units import ModelSize
+from dsrun.estimate.model.architecture import from_transformers
+from dsrun.estimate.model.units import ModelSize, from_architecture
 from dsrun.estimate.run.settings import RunSettings
 from dsrun.estimate.time.collectives import collective_bytes
 from dsrun.runtime.engine.compose.describe import build_on_meta, describe, describe_units
@@ -109,6 +110,18 @@ def test_what_stays_in_fp32_is_told_from_the_rest_also_beside_a_further_axis() -
     rest = [(unit.name, unit.kept) for unit in describe_units(model, units).units if not unit.has_module]
     assert ("rest in fp32 summed over second", True) in rest
     assert {name for name, kept in rest if kept} == {spec.name for spec in specs if spec.dtype is not None}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_tensor_parallelism_leaves_whole_is_told_as_of_the_shape(tied: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "vocab_size": 1024}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(**shape, **heads, tie_word_embeddings=tied)
+    found = describe(transformers.LlamaForCausalLM(config))
+    expected = from_architecture(from_transformers(config.to_dict(), source="test"), label="test")
+    assert [(unit.uncut, unit.count) for unit in found.units] == [(unit.uncut, unit.count) for unit in expected.units]
+    assert ModelSize.from_json(found.to_json()) == found
 
 
 @pytest.mark.parametrize(
