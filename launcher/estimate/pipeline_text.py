@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
+from dsrun.estimate.model.stages import head_in_blocks
 from dsrun.estimate.prediction import Prediction
 from dsrun.estimate.time.pipeline import PipelineEstimate, StageEstimate
 from dsrun.units import format_bytes, format_count
@@ -29,12 +30,21 @@ def describe_pipeline(prediction: Prediction) -> list[str]:
     alike = "" if pipeline.bubble_formula is None else f"; {pipeline.bubble_formula:.1%} if all chunks took as long"
     texts = [
         f"{pipeline.schedule}{chunks}, {pipeline.micros} micro batches: ranks wait {pipeline.bubble:.1%} of a step"
-        f"{alike} (<- the fullest stage, whose memory follows)"
+        f"{alike} (<- the fullest stage, whose memory follows)",
+        _balance_text(prediction, pipeline),
     ]
     efficiency = pipeline.efficiency_interleaved
     if efficiency is not None:
         texts.append(_efficiency_text(pipeline, efficiency))
     return [*lines, *(line for text in texts for line in textwrap.wrap(text, _WIDTH))]
+
+
+def _balance_text(prediction: Prediction, pipeline: PipelineEstimate) -> str:
+    shape, settings = prediction.model.architecture, prediction.settings
+    said = f"the costliest stage computes {pipeline.imbalance:.1%} more than the mean"
+    if shape is None:
+        return said
+    return f"{said}; the head takes as long as {head_in_blocks(shape, settings.sequence):.2g} blocks"
 
 
 def _blocks(stage: StageEstimate) -> str:
@@ -83,6 +93,7 @@ def pipeline_json(prediction: Prediction) -> dict[str, Any] | None:
         "micro_batches": pipeline.micros,
         "bubble_formula": pipeline.bubble_formula,
         "bubble": pipeline.bubble,
+        "imbalance": pipeline.imbalance,
         "sent_bytes": pipeline.sent_bytes,
         "efficiency_interleaved": pipeline.efficiency_interleaved,
     }

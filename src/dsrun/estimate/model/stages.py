@@ -89,6 +89,20 @@ def cut_into_stages(model: ModelSize, settings: RunSettings) -> tuple[StageSize,
     )
 
 
+def head_in_blocks(shape: Architecture, sequence: int) -> float:
+    """Returns how many blocks compute as long as the output layer.
+
+    Args:
+        shape: the transformer.
+        sequence: tokens of a sample.
+    """
+    return 2.0 * shape.embedding_numel / _block_cost(shape, sequence)
+
+
+def _block_cost(shape: Architecture, sequence: int) -> float:
+    return 2.0 * shape.block_numel + 2.0 * shape.attention_width * sequence
+
+
 def _layers(model: ModelSize) -> _Layers:
     shape = model.architecture
     units = [unit for unit in model.units if unit.has_module]
@@ -106,8 +120,7 @@ def _costs(model: ModelSize, layers: _Layers, settings: RunSettings) -> list[flo
     shape = model.architecture
     if shape is None or len(layers.blocks) != shape.layers:
         return [float(unit.numel + unit.frozen_numel) for unit in layers.blocks]
-    block = 2.0 * shape.block_numel + 2.0 * shape.attention_width * settings.sequence
-    costs = [block] * len(layers.blocks)
+    costs = [_block_cost(shape, settings.sequence)] * len(layers.blocks)
     costs[-1] += _head_cost(model, layers)
     return costs
 

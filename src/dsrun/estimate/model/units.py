@@ -178,6 +178,7 @@ _KNOWN: Mapping[str, Architecture] = {
     "TinyLlama 1.1B": _llama(22, 2048, 5632, 32, 4, 32000),
     "Llama 3.2 3B": _llama(28, 3072, 8192, 24, 8, 128256, tied=True),
     "Llama 2 7B": _llama(32, 4096, 11008, 32, 32, 32000),
+    "Llama 3.1 8B": _llama(32, 4096, 14336, 32, 8, 128256),
     "Llama 2 13B": _llama(40, 5120, 13824, 40, 40, 32000),
     "Code Llama 34B": _llama(48, 8192, 22016, 64, 8, 32000),
     "Llama 3 70B": _llama(80, 8192, 28672, 64, 8, 128256),

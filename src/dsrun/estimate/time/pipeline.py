@@ -62,6 +62,7 @@ class PipelineEstimate:
         bubble_formula: part of a step that ranks wait, were all chunks alike; None where there is no formula.
         bubble: part of a step that ranks wait, all stages together, by the schedule with the costs of its chunks.
         stretch: factor of the time of a step to the time that the costliest stage computes.
+        imbalance: part that the costliest stage computes beyond the mean of all stages.
     """
 
     schedule: ScheduleName
@@ -71,6 +72,7 @@ class PipelineEstimate:
     bubble_formula: float | None
     bubble: float
     stretch: float
+    imbalance: float
 
     @property
     def sent_bytes(self) -> int:
@@ -121,6 +123,7 @@ def pipeline_estimate(
         bubble_formula=None if ratio is None else ratio / (1 + ratio),
         bubble=1 - busy / (len(stages) * seconds),
         stretch=seconds / busiest,
+        imbalance=busiest * len(stages) / busy - 1,
     )
 
 

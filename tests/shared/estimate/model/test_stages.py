@@ -8,8 +8,8 @@ import pytest
 
 from dsrun.errors import ConfigError
 from dsrun.estimate.model.architecture import Architecture
-from dsrun.estimate.model.stages import cut_into_stages
-from dsrun.estimate.model.units import ModelSize, UnitGroup, from_architecture
+from dsrun.estimate.model.stages import cut_into_stages, head_in_blocks
+from dsrun.estimate.model.units import ModelSize, UnitGroup, from_architecture, from_count
 from dsrun.estimate.run.settings import RunSettings
 
 #: A block has 4 x 128 x 128 + 3 x 128 x 512 + 2 x 128 = 262,400 parameters.
@@ -117,6 +117,13 @@ def test_embedding_and_head_are_chunks_of_their_own_where_blocks_are_too_few() -
     assert stages[0].costs == pytest.approx((0, BLOCK_COST / total))
     assert stages[-1].costs == pytest.approx((BLOCK_COST / total, HEAD_COST / total))
     assert sum(stage.model.numel for stage in stages) == from_architecture(SHAPE, label="m").numel
+
+
+def test_a_head_is_worth_blocks() -> None:
+    shape = from_count(8 * 10**9).architecture
+    assert shape is not None
+    assert head_in_blocks(shape, 0) == pytest.approx(2.41, abs=0.005)
+    assert head_in_blocks(SHAPE, 64) == pytest.approx(HEAD_COST / BLOCK_COST)
 
 
 def test_more_chunks_than_layers_are_refused() -> None:
