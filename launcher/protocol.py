@@ -383,6 +383,8 @@ class Exit:
         groups: progress in each process group, from the dump that torch left when it ended the rank; None without a
             dump. Added by the agent, see `RankStack`.
         coordinate: place of the rank on the axes of the job; empty for none. Added by the agent, see `RankStatus`.
+        phase: phase that the rank said it was in; empty if it said none. Added by the agent, see `RankStatus`.
+        collective: collective that the rank waited in; empty if it was in none. Added by the agent, see `RankStatus`.
     """
 
     rank: int
@@ -393,6 +395,8 @@ class Exit:
     step: int | None = None
     groups: list[GroupProgress] | None = None
     coordinate: str = ""
+    phase: str = ""
+    collective: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

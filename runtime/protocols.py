@@ -14,10 +14,6 @@ from .layout.unit_layout import UnitLayout
 if TYPE_CHECKING:
     from .mesh.collectives import Collectives
 
-#: Phase between calls of the engine: the script loads data, computes its loss or does what the engine does not see.
-SCRIPT_PHASE = "script"
-
-
 @dataclass(frozen=True, slots=True)
 class Window:
     """Memory in the optimizer's own dtype, through which it sees ranges of other dtypes, one after the other.

@@ -4,6 +4,7 @@
     bash scripts/soak --launches 20 --seed 7
     bash scripts/soak --saves 400           # checkpoints being saved, in and beside training, under new and old names
     bash scripts/soak --client-saves 17     # Hugging Face's Trainer, killed in its saves three times each
+    bash scripts/soak --axes 24             # one rank of 8 on three axes that stalls, dies or raises: who is blamed
     bash scripts/soak --large 5             # one save of 5 GiB in one file, checked and loaded, on the disk of $TMPDIR
     bash scripts/soak --exits 100           # clean runs of two ranks with an engine, which must all end with 0
     bash scripts/soak --hosts 2             # launches over two hosts of namespaces, by ssh; needs root
@@ -33,7 +34,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from support import clients, killed_clients
+from support import axis_faults, clients, killed_clients
 from support.bad_networks import NETWORKS, network
 from support.faults import launched
 from support.faults_training import TRAIN, losses_said, true_losses
@@ -79,6 +80,15 @@ def kill_one_save(folder: Path, number: int, seed: int) -> str:
 def kill_trainer(folder: Path, number: int, seed: int) -> str:
     """Kills Hugging Face's Trainer in its saves, and compares it with one that nothing has stopped."""
     return killed_clients.kill_at_random(folder, seed=f"{seed} {number}")
+
+
+def fault_on_axes(folder: Path, number: int, seed: int) -> str:
+    """Stalls, kills or makes raise one rank of a job on three axes, each fault at each place in turn."""
+    place = tuple(axis_faults.PLACES)[number % len(axis_faults.PLACES)]
+    how = axis_faults.HOW[number // len(axis_faults.PLACES) % len(axis_faults.HOW)]
+    rank = random.Random(f"{seed} {number}").randrange(axis_faults.RANKS)
+    axis_faults.Fault(how, place, rank).run(folder)
+    return f"on three axes: {how}, {place}"
 
 
 def save_large(gib: float, folder: Path, number: int, seed: int) -> str:
@@ -180,13 +190,14 @@ def main() -> int:
     parser.add_argument("--launches", type=int, help="jobs to kill (default: 100, if nothing else is asked for)")
     parser.add_argument("--saves", type=int, default=0, help="savers of checkpoints to kill")
     parser.add_argument("--client-saves", type=int, default=0, help="runs of Hugging Face's Trainer to kill in saves")
+    parser.add_argument("--axes", type=int, default=0, help="jobs on three axes with a fault of one rank")
     parser.add_argument("--large", type=float, metavar="GIB", help="save and load one checkpoint of so many GiB")
     parser.add_argument("--exits", type=int, default=0, help="jobs to let end by themselves")
     parser.add_argument("--hosts", type=int, metavar="N", help="all of it over N hosts of namespaces, at least 2")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1_000_000), help="(default: another each time)")
     parser.add_argument("--only", type=int, metavar="N", help="repeat number N of that seed alone")
     args = parser.parse_args()
-    others = args.exits or args.saves or args.client_saves or args.large
+    others = args.exits or args.saves or args.client_saves or args.axes or args.large
     launches = args.launches if args.launches is not None else 0 if others else 100
     if args.hosts is not None and args.hosts < 2:
         parser.error("--hosts takes 2 or more")
@@ -199,6 +210,8 @@ def main() -> int:
         failures += repeat(args.saves, kill_one_save, seed=args.seed, only=args.only)
     if args.client_saves:
         failures += repeat(args.client_saves, kill_trainer, seed=args.seed, only=args.only)
+    if args.axes:
+        failures += repeat(args.axes, fault_on_axes, seed=args.seed, only=args.only)
     if args.large:
         failures += repeat(1, partial(save_large, args.large), seed=args.seed, only=None)
     if args.hosts:

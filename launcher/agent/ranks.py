@@ -323,6 +323,8 @@ class HostRanks:
                 step=None if beat is None else beat.step,
                 groups=groups,
                 coordinate="" if beat is None else beat.coordinate,
+                phase="" if beat is None else beat.phase,
+                collective="" if beat is None else beat.collective,
             )
         )
         if status and is_of_a_gpu(status, error):

@@ -14,6 +14,19 @@ def named_rank(rank: int, coordinate: str) -> str:
     return f"rank {rank} ({coordinate})" if coordinate else f"rank {rank}"
 
 
+def named_group(ranks: Sequence[int], coordinates: Mapping[int, str]) -> str:
+    """Returns `ranks 0, 1 (data 0)`, with what their coordinates have in common; of more than three how many they are.
+
+    Args:
+        ranks: numbers of the ranks, one at least.
+        coordinates: coordinate of each rank that has said one, by its number.
+    """
+    where = common_coordinate(ranks, coordinates)
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}{where}"
+    return f"ranks {', '.join(map(str, ranks))}{where}" if len(ranks) <= 3 else f"{len(ranks)} ranks{where}"
+
+
 def common_coordinate(ranks: Sequence[int], coordinates: Mapping[int, str]) -> str:
     """Returns ` (data 1)` for ranks with that in common: one rank's whole coordinate; empty where there is nothing.
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from dsrun.errors import UsageError
 
 from .nccl_report import findings, lines_of
+from .rank_actions import waited_words
 from .report import EXIT_HANG, EXIT_HOST_LOST, FailureReport, Hang, HostLoss, RankEnd, UserStop, exit_code_of
 
 #: How ranks end that are stopped: by the signal of the first failure or of the user, or when the grace is over.
@@ -52,6 +53,8 @@ def judge(
     first_s, cause = min(causes, key=lambda timed: timed[0])
     if isinstance(cause, RankEnd) and cause.follows:
         cause = _leader(cause, first_s, causes, stopped_at_s)
+    if isinstance(cause, RankEnd):
+        cause = _origin(cause, ends)
     match cause:
         case UserStop():
             return 128 + cause.signal, None
@@ -77,7 +80,26 @@ def judge(
         said_by_all=isinstance(cause, RankEnd) and _is_said_by_all(cause, ends),
         witness=_witness(cause, others) if isinstance(cause, RankEnd) else None,
         collectives=_collectives(cause, ends),
+        waited=waited_words(
+            {end.rank: end.collective for end in others if end.collective},
+            {end.rank: end.coordinate for end in ends},
+        ),
     )
+
+
+def _origin(cause: RankEnd, ends: Sequence[RankEnd]) -> RankEnd:
+    """Finds the rank whose own exception the cause repeats: all ranks raise what one of them has met, in any order."""
+    word, failed_at_s = cause.error, cause.failed_at_s
+    if word is None or failed_at_s is None or not word.is_rendered or cause.is_mistake:
+        return cause
+    named = {int(rank) for rank in re.findall(r"\brank (\d+)\b", word.message)}
+    for end in ends:
+        own = end.error
+        if not end.status or end.rank not in named or own is None or own.is_rendered or end.knows_little:
+            continue
+        if own.time_s <= failed_at_s + DOUBT_S:
+            return end
+    return cause
 
 
 def _is_part_of(stop: UserStop | None, end: RankEnd) -> bool:

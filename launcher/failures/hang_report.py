@@ -23,16 +23,15 @@ from dsrun.units import format_duration
 
 from ..number_ranges import named_ranks, number_ranges
 from ..protocol import RankStack
-from .coordinates import common_coordinate
+from .coordinates import common_coordinate, named_group
 from .nccl_report import findings, lines_of, name_of_wait
+from .rank_actions import MOST_GROUPS, action_of, with_sources, without_source
 from .stack_frames import Frame
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _THREAD = re.compile(r"^(?P<current>Current t|T)hread 0x[0-9a-f]+")
 #: Module of the thread that writes a rank's stacks.
 _ANSWERS = "dsrun/launcher/agent/start/stack_answers.py"
-#: More groups than this are counted, not told.
-_MOST_GROUPS = 8
 
 
 def main_thread(text: str) -> tuple[Frame, ...]:
@@ -153,19 +152,21 @@ def verdict(
             groups.setdefault(spot, []).append((host, stack))
     found = findings({stack.rank: stack.groups for _, stack in stacks if stack.groups is not None})
     ordered = sorted(groups.items(), key=lambda group: (group[0].kind, len(group[1]), group[1][0][1].rank))
-    facts = [f"{_subject(ended, coordinates)} {'has' if len(ended) == 1 else 'have'} ended already"] if ended else []
+    facts = [f"{named_group(ended, coordinates)} {'has' if len(ended) == 1 else 'have'} ended already"] if ended else []
     # Who called something else than the others may look as they do: all wait.
     facts += [one.text for one in found if one.is_mismatch][:1]
-    facts += [
-        _sentence(spot, [stack.rank for _, stack in group], coordinates) for spot, group in ordered[:_MOST_GROUPS]
-    ]
-    if len(ordered) > _MOST_GROUPS:
-        facts.append(f"others at {len(ordered) - _MOST_GROUPS} more places")
+    nobody_else = not (facts or unanswered or late)
+    if len(ordered) > 1 and nobody_else and all(spot.kind is _Kind.COLLECTIVE for spot in groups):
+        # Nobody is the odd one out: ranks have called different things, or something is lost on its way.
+        facts.append("all ranks wait")
+    facts += [_sentence(spot, [stack for _, stack in group], coordinates) for spot, group in ordered[:MOST_GROUPS]]
+    if len(ordered) > MOST_GROUPS:
+        facts.append(f"others at {len(ordered) - MOST_GROUPS} more places")
     facts += [f"host {host} does not answer" for host in sorted(unanswered)]
     begin = headline or late or f"no progress for {format_duration(silent_s)}"
     told = ", ".join(facts) or ("" if late else "all ranks are gone, and no host says how")
     lines = [f"{begin}: {told}" if told else begin]
-    lines += [f"  {_detail(group, coordinates)}" for _, group in ordered[:_MOST_GROUPS]]
+    lines += [f"  {_detail(group, coordinates)}" for _, group in ordered[:MOST_GROUPS]]
     lines += [f"  {line}" for line in lines_of(found)]
     lines += [f"  the flight recorder's dump of {line}" for line in _dump_errors(stacks)]
     if dumps and (headline or any(stack.groups is not None for _, stack in stacks)):
@@ -188,7 +189,7 @@ def _spot_of(stack: RankStack) -> _Spot:
         kernel = f" ({stack.kernel})" if stack.kernel else ""
         return _Spot(_Kind.KERNEL, f"in the kernel{kernel}" + (f", from {name}" if name else ""))
     if stack.collective:
-        return _Spot(_Kind.COLLECTIVE, stack.collective)
+        return _Spot(_Kind.COLLECTIVE, without_source(stack.collective))
     if stack.groups and (wait := name_of_wait(stack.groups)) and _may_read_from_gpu(stack):
         return _Spot(_Kind.COLLECTIVE, wait)
     if not name:
@@ -238,24 +239,20 @@ def _name_of(frames: Sequence[Frame]) -> tuple[str, _Waits]:
     return f"{frame.function} ({frame.place})", ""
 
 
-def _sentence(spot: _Spot, ranks: Sequence[int], coordinates: Mapping[int, str]) -> str:
-    subject, is_one = _subject(ranks, coordinates), len(ranks) == 1
+def _sentence(spot: _Spot, stacks: Sequence[RankStack], coordinates: Mapping[int, str]) -> str:
+    subject, is_one = named_group([stack.rank for stack in stacks], coordinates), len(stacks) == 1
     if spot.kind is _Kind.WELL:
         return f"{subject} {'goes' if is_one else 'go'} on"
     if spot.kind is _Kind.COLLECTIVE:
-        return f"{subject} {'waits' if is_one else 'wait'} in {spot.where}"
+        where = with_sources(spot.where, [stack.collective for stack in stacks], coordinates)
+        return f"{subject} {'waits' if is_one else 'wait'} in {where}"
     if spot.kind is _Kind.GPU:
         waits, computes = ("waits", "computes") if is_one else ("wait", "compute")
         computes = f", or {computes}," if spot.may_compute else ""
         return f"{subject} {waits} for the GPU{computes} in {spot.where}"
-    return f"{subject} {'is' if is_one else 'are'} {spot.where}"
-
-
-def _subject(ranks: Sequence[int], coordinates: Mapping[int, str]) -> str:
-    where = common_coordinate(ranks, coordinates)
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}{where}"
-    return f"ranks {', '.join(map(str, ranks))}{where}" if len(ranks) <= 3 else f"{len(ranks)} ranks{where}"
+    actions = {action_of(stack.phase, stack.collective) for stack in stacks}
+    during = f" during {action}" if len(actions) == 1 and (action := actions.pop()) else ""
+    return f"{subject} {'is' if is_one else 'are'} {spot.where}{during}"
 
 
 def _detail(group: Sequence[tuple[str, RankStack]], coordinates: Mapping[int, str]) -> str:

@@ -16,6 +16,7 @@ from ..protocol import GpuFinding, GroupProgress, OomKill
 from .causes.recognise import cause_of, signal_name
 from .causes.rules import Cause
 from .coordinates import named_rank
+from .rank_actions import action_of
 
 #: A host could not run its ranks, or its agent was lost.
 EXIT_HOST_LOST = 74
@@ -61,6 +62,9 @@ class RankEnd:
         cut_short: whether the rank had raised an exception and was stopped on its way out; `status` is then what the
             exception would have made it.
         coordinate: place of the rank on the axes of the job, like `data 1, tensor 0`; empty where its number says it.
+        step: optimizer steps that it had finished; None where it did not say.
+        phase: phase that it said it was in last; empty if it said none.
+        collective: collective that it waited in last; empty if it was in none.
     """
 
     rank: int
@@ -76,6 +80,9 @@ class RankEnd:
     gpus: Sequence[GpuFinding] = ()
     cut_short: bool = False
     coordinate: str = ""
+    step: int | None = None
+    phase: str = ""
+    collective: str = ""
 
     @property
     def name(self) -> str:
@@ -184,6 +191,7 @@ class FailureReport:
         witness: a rank that names the first cause and tells more of it than this one itself; None if there is none.
         collectives: lines that say which rank waited for which in which process group, where a collective timed out and
             ranks left dumps.
+        waited: words on which other ranks waited in what when they ended; empty where none did.
     """
 
     cause: RankEnd | HostLoss | Hang
@@ -196,6 +204,7 @@ class FailureReport:
     said_by_all: bool = False
     witness: RankEnd | None = None
     collectives: tuple[str, ...] = ()
+    waited: str = ""
 
     @property
     def is_mistake(self) -> bool:
@@ -250,7 +259,7 @@ class FailureReport:
                 first = f"{end.name} on {end.host} (pid {end.pid}) was the first to say so"
                 return [*words, first, f"full log: {end.log}", *self._others()]
             case RankEnd() as end:
-                return [head, *self._waits(), *_render_rank(end), *self._testimony(), *self._others()]
+                return [head, *self._waits(), *_render_rank(end, self.waited), *self._testimony(), *self._others()]
 
     def _waits(self) -> list[str]:
         return [f"  {line}" for line in self.collectives]
@@ -291,8 +300,12 @@ def describe_status(status: int) -> str:
     return f"exited with code {status}" if status >= 0 else f"was killed by {signal_name(-status)}"
 
 
-def _render_rank(end: RankEnd) -> list[str]:
+def _render_rank(end: RankEnd, waited: str) -> list[str]:
     lines = [] if end.error is None else [f"  {line}" for line in end.error.message.split("\n")]
+    action = action_of(end.phase, end.collective)
+    after = "" if end.step is None else f", after step {end.step}"
+    lines += [f"  it was in {action}{after}"] if action else []
+    lines += [f"  {waited}"] if waited else []
     lines += _quote(f"last lines of rank {end.rank}:", end.last_lines)
     lines += _gpu_lines(end)
     if end.cause is not None and end.cause.hint is not None:

@@ -170,6 +170,9 @@ class RankTable:
             groups=None if message is None else message.groups,
             gpus=self._gpus_of(rank, node.host.name),
             coordinate=self.coordinates.get(rank, ""),
+            step=None if message is None else message.step,
+            phase="" if message is None else message.phase,
+            collective="" if message is None else message.collective,
         )
 
     def _gpus_of(self, rank: int, host: str) -> tuple[GpuFinding, ...]:

@@ -18,6 +18,7 @@ from torch import Tensor, optim
 
 from dsrun.config.config import Config
 from dsrun.contract.environment import note_axes, note_engine, stands_for_deepspeed
+from dsrun.contract.heartbeats import SCRIPT_PHASE
 from dsrun.errors import DsrunError, ModelError
 
 from ..memory.arenas import ArenaReport
@@ -27,7 +28,7 @@ from ..observe.memory_report import MemoryReport
 from ..precision.casting import cast_floating
 from ..precision.configured import autocast_of
 from ..precision.mismatch import mismatch_of
-from ..protocols import SCRIPT_PHASE, Scheduler
+from ..protocols import Scheduler
 from .components import make_components
 from .compose.data import Data
 from .compose.hooks import Hooks

@@ -8,7 +8,7 @@ from functools import partial
 
 from dsrun.config.buckets import tell_auto
 from dsrun.config.config import Config
-from dsrun.contract.heartbeats import HeartbeatWriter
+from dsrun.contract.heartbeats import SCRIPT_PHASE, HeartbeatWriter
 from dsrun.direct_io.counts import IoCounts
 from dsrun.estimate.model.units import ModelSize
 
@@ -16,7 +16,6 @@ from ..mesh.join.groups import ProcessGroupMesh
 from ..observe.memory import StatePrediction
 from ..observe.records import RecordWriter
 from ..observe.wear import DiskWear
-from ..protocols import SCRIPT_PHASE
 from .compose.config_notes import record_program_config
 from .compose.describe import describe_units
 from .compose.start_report import open_run, records_path, whole_numel

@@ -1,109 +1,88 @@
-"""Fault matrix, part A, where several axes divide the ranks: who dies or stops is told with its place on each of them.
+"""Fault matrix, part A, where three axes divide the ranks: one that stalls, dies or raises is told with its place on
+each of them, with what it did, and with who waits for it in what. The others wait in chains, and none is blamed.
 
-See test_faults_process.py. What one stage of a pipeline is told to wait for stands in test_faults_pipeline.py.
+See test_faults_process.py. What one stage of a pipeline is told to wait for stands in test_faults_pipeline.py; every
+place, fault and rank in turn: scripts/soak --axes.
 """
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
-from support.faults import BEATING, HARD_LIMIT_S, Bound, launched
+from support.axis_faults import Fault
+from support.faults import HARD_LIMIT_S
 
-pytestmark = pytest.mark.timeout(HARD_LIMIT_S + 30)
+pytestmark = [
+    pytest.mark.timeout(HARD_LIMIT_S + 30),
+    pytest.mark.depends_on_speed("a hang time-out of a few seconds, and a bound on the end of all ranks"),
+]
 
-GRACE_S = 1.0
-#: As in test_faults_pipeline.py.
-TIMEOUT_S = 5.0
-DEAD_RANK = Bound(5 + GRACE_S, 20 + GRACE_S)
-HANG = Bound(TIMEOUT_S + 5 + GRACE_S, TIMEOUT_S + 30 + GRACE_S)
-EXIT_HANG = 76
+#: What ranks of the other data part wait in, which have done all but add up with the first one.
+_SUM = "reduce_scatter of unit "
+_OUTPUTS = "all_reduce sum of outputs of a cut layer"
+_INPUT_GRADS = "all_reduce sum of gradient of a cut layer's input"
+_ACTIVATIONS = "receive of activations of micro batch 0 for chunk 1 from ranks "
+_GRADIENTS = "receive of gradients of micro batch 0 for chunk 0 from ranks "
 
-#: Behind `BEATING`: trains for ever, and says `ready` after two updates. Two ranks share each layer. Words: stages; the
-#: rank that stops in its third update, or none.
-GRID = """
-import itertools, os, sys
-import torch
-from torch import nn
-torch.set_num_threads(1)
-stages, stops = int(sys.argv[1]), sys.argv[2]
-def compute_for_ever():
-    threading.Event().wait()
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
-    def forward(self, x):
-        if has_started.is_set() and os.environ["RANK"] == stops:
-            compute_for_ever()
-        return x + self.down(self.up(x).relu())
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x.square().mean()
-torch.manual_seed(0)
-engine, *_ = dsrun.initialize(model=Model(), config={
-    "train_micro_batch_size_per_gpu": 2,
-    "gradient_accumulation_steps": 2,
-    "optimizer": {"type": "SGD", "params": {"lr": 0.01}},
-    "zero_optimization": {"stage": 1},
-    "pipeline": {"stages": stages},
-    "tensor_parallel": {"autotp_size": 2, "partition_config": {"layer_specs": [
-        {"patterns": r".*\\.up\\.(weight|bias)", "partition_type": "column"},
-        {"patterns": r".*\\.down\\.(weight|bias)", "partition_type": "row"},
-    ]}},
-})
-data = itertools.repeat(torch.ones(2, 8))
-while True:
-    if engine.global_steps == 2:
-        stop_beating()
-        sys.stdout.write(f"ready {os.getpid()}\\n")
-        sys.stdout.flush()
-    engine.train_batch(data)
-"""
+# One rank of each axis has the number 1 there, and each fault comes to each axis or to another place.
+FAULTS = [
+    (
+        Fault("never returns", "forward", 1),
+        ("rank 0 (pipe 0, data 0, tensor 0)", _OUTPUTS),
+        ("ranks 4, 5 (pipe 1, data 0)", f"{_ACTIVATIONS}0, 1 (pipe 0, data 0)"),
+        ("ranks 2, 3 (pipe 0, data 1)", _SUM),
+        ("ranks 6, 7 (pipe 1, data 1)", _SUM),
+    ),
+    (
+        Fault("never returns", "optimizer", 2),
+        ("rank 0 (pipe 0, data 0, tensor 0)", "all_gather of unit "),
+        ("ranks 1, 3 (pipe 0, tensor 1)", "all_gather of unit "),
+        ("4 ranks (pipe 1)", "all_reduce max of items of a global batch"),
+    ),
+    (
+        Fault("SIGSTOP", "backward", 4),
+        ("rank 5 (pipe 1, data 0, tensor 1)", _INPUT_GRADS),
+        ("ranks 0, 1 (pipe 0, data 0)", f"{_GRADIENTS}4, 5 (pipe 1, data 0)"),
+        ("ranks 2, 3 (pipe 0, data 1)", _SUM),
+        ("ranks 6, 7 (pipe 1, data 1)", _SUM),
+    ),
+    (
+        Fault("SIGKILL", "backward", 1),
+        ("rank 0 (pipe 0, data 0, tensor 0)", _INPUT_GRADS),
+        ("ranks 2, 3 (pipe 0, data 1)", _SUM),
+    ),
+    (
+        Fault("SIGKILL", "forward", 6),
+        ("rank 7 (pipe 1, data 1, tensor 1)", _OUTPUTS),
+        ("ranks 2, 3 (pipe 0, data 1)", f"{_GRADIENTS}6, 7 (pipe 1, data 1)"),
+    ),
+    (Fault("SIGKILL", "save", 2), ("7 ranks", "all_reduce max of save its part outcome")),
+    (
+        Fault("raises", "forward", 4),
+        ("rank 5 (pipe 1, data 0, tensor 1)", _OUTPUTS),
+        ("ranks 0, 1 (pipe 0, data 0)", f"{_GRADIENTS}4, 5 (pipe 1, data 0)"),
+    ),
+]
 
 
-@pytest.mark.depends_on_speed("the bound DEAD_RANK")
-@pytest.mark.parametrize(("stages", "coordinate"), [(1, "data 1, tensor 0"), (2, "pipe 1, tensor 0")])
-def test_A2_a_rank_killed_by_SIGKILL_is_named_with_its_place_on_each_axis(
-    tmp_path: Path, stages: int, coordinate: str
+@pytest.mark.parametrize(
+    ("fault", "waits"),
+    [
+        pytest.param(fault, waits, id=f"rank {fault.rank} {fault.how} {fault.place}".replace(" ", "-"))
+        for fault, *waits in FAULTS
+    ],
+)
+def test_A2_A4_a_rank_is_told_with_its_place_on_each_axis_its_action_and_who_waits_for_it(
+    tmp_path: Path, fault: Fault, waits: list[tuple[str, str]]
 ) -> None:
-    with launched(tmp_path, BEATING + GRID, "-n", "4", words=[str(stages), "none"], grace_s=GRACE_S) as job:
-        pids = job.wait_ready(4)
-        with DEAD_RANK.on("the end of all ranks"):
-            job.kill(pids[2])
-            ended = job.end()
-            job.gone()
-    assert ended.exit_code == 137, ended.text
-    who = f"rank 2 ({coordinate}) on localhost"
-    assert ended.errors[0] == f"error: {who} (pid {pids[2]}) was killed by SIGKILL", ended.text
-    assert f"dsrun: {who} was killed by SIGKILL; stopping " in ended.text, ended.text
-
-
-@pytest.mark.depends_on_speed("a hang time-out of a few seconds")
-def test_A4_a_rank_that_never_returns_and_each_that_waits_are_named_with_their_places_on_the_axes(
-    tmp_path: Path,
-) -> None:
-    args = ("-n", "4", "--hang-timeout", f"{TIMEOUT_S:g}s", "--on-hang", "stop")
-    with launched(tmp_path, BEATING + GRID, *args, words=["1", "3"], grace_s=GRACE_S) as job:
-        job.wait_ready(4)
-        with HANG.on("finding and ending the hang"):
-            ended = job.end()
-            job.gone()
-    assert ended.exit_code == EXIT_HANG, ended.text
-    (verdict,) = ended.errors
-    for said in (
-        r": rank 3 \(data 1, tensor 1\) is in ",
-        # It shares the layer with rank 3; the other two share theirs, and wait for the gradients of both.
-        r", rank 2 \(data 1, tensor 0\) waits in all_reduce sum of outputs of a cut layer",
-        r", ranks 0, 1 \(data 0\) wait in \w+",
-    ):
-        assert re.search(said, verdict), verdict
-    assert re.search(r"^  rank 3 \(data 1, tensor 1\) on localhost: in compute_for_ever ", ended.text, re.M), ended.text
-    assert re.search(r"^  ranks 0-1 \(data 0\) on localhost: ", ended.text, re.M), ended.text
+    ended = fault.run(tmp_path)
+    if fault.how in ("never returns", "SIGSTOP"):
+        said, verb = ended.errors[0], "wait"
+    else:
+        (said,) = [line for line in ended.err if " waited in " in line]
+        verb = "waited"
+    for ranks, wait in waits:
+        waiting = f"{ranks} {verb}s in" if verb == "wait" and ranks.startswith("rank ") else f"{ranks} {verb} in"
+        assert f"{waiting} {wait}" in said, ended.text

@@ -58,6 +58,7 @@ MESSAGES: list[Message] = [
     Exit(rank=1, status=-9, time_s=2.0, oom=OomKill(by="limit", group="/job", limit_bytes=1 << 30)),
     Exit(rank=1, status=1, time_s=2.0, error=WorkerError(message="m", traceback="t", time_s=1.9)),
     Exit(rank=1, status=-6, time_s=2.0, groups=[GROUP], coordinate="data 1, tensor 0"),
+    Exit(rank=1, status=-9, time_s=2.0, step=4, phase="forward", collective="all_reduce of unit 1"),
     Stacks(
         ranks=[
             RankStack(

@@ -17,12 +17,11 @@ from dsrun.checkpoint_files.folder.removal import held
 from dsrun.checkpoint_files.storage.places import Place
 from dsrun.checkpoint_files.storage.registry import place_given
 from dsrun.contract.environment import stands_for_deepspeed
-from dsrun.contract.heartbeats import HeartbeatWriter
+from dsrun.contract.heartbeats import SCRIPT_PHASE, HeartbeatWriter
 
 from ...checkpoint.format.tags import one_tag, tag_text
 from ...mesh.agree.all_or_none import all_or_none
 from ...observe.records import RecordWriter
-from ...protocols import SCRIPT_PHASE
 from ...zero.hooks.modules import UnitHooks
 from ..compose.saving import Saving
 from ..model.guard import ModelGuard

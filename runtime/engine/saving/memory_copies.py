@@ -9,14 +9,13 @@ from dsrun.checkpoint_files.folder.listing import step_of
 from dsrun.checkpoint_files.parse import read_index
 from dsrun.checkpoint_files.storage.places import Place
 from dsrun.contract.environment import MEMORY_COPY_EVENT, was_started_again
-from dsrun.contract.heartbeats import HeartbeatWriter
+from dsrun.contract.heartbeats import SCRIPT_PHASE, HeartbeatWriter
 from dsrun.errors import CheckpointError
 from dsrun.units import format_bytes
 
 from ...checkpoint.memory_copy.copies import MemoryCopies
 from ...checkpoint.memory_copy.restore import RestoredCopy
 from ...observe.records import RecordWriter
-from ...protocols import SCRIPT_PHASE
 from .persist import state_for_memory
 from .resume_state import LastMoment
 from .run_state import ClientState, RunState

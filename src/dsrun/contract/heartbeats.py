@@ -32,6 +32,8 @@ from dsrun.files.private import make_private_memory
 
 #: Bytes of a slot; the slot of local rank r begins at r times this.
 SLOT_BYTES = 512
+#: Phase between calls of the engine: the script loads data, computes its loss or does what the engine does not see.
+SCRIPT_PHASE = "script"
 # Native, so that it is read in one piece.
 _COUNT = struct.Struct("@Q")
 # step, time, waited seconds, collectives entered, phase, collective.

@@ -541,7 +541,9 @@ def test_a_pulse_tells_what_ranks_say_and_use(tmp_path: Path, start: StartMethod
         agent.until(Pulse)
         silent, beating = agent.until(Pulse).ranks
         agent.send(Kill())
+        ended = {message.rank: message for message in (agent.until(Exit), agent.until(Exit))}
     assert (silent.rank, silent.beats, silent.step, silent.idle_s, silent.phase) == (0, 0, None, None, "")
+    assert [(ended[rank].step, ended[rank].phase) for rank in (0, 1)] == [(None, ""), (3, "evaluate")]
     assert (beating.rank, beating.beats, beating.step, beating.phase) == (1, 1, 3, "evaluate")
     assert beating.idle_s is not None
     assert min(silent.rss_bytes, beating.rss_bytes) > 5 << 20

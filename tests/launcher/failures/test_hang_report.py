@@ -131,7 +131,13 @@ def test_a_place_is_called_by_the_name_that_users_know(text: str, said: str) -> 
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        (stack(0, state="T", collective="all_reduce of unit 1"), "rank 0 is stopped (SIGSTOP or a debugger)"),
+        (stack(0, state="T"), "rank 0 is stopped (SIGSTOP or a debugger)"),
+        (
+            stack(0, state="T", phase="forward", collective="all_reduce of unit 1"),
+            "rank 0 is stopped (SIGSTOP or a debugger) during all_reduce of unit 1",
+        ),
+        (stack(0, EVENT, phase="forward"), "rank 0 is in Event.wait (threading.py:629) during forward"),
+        (stack(0, EVENT, phase="script"), "rank 0 is in Event.wait (threading.py:629)"),
         (
             stack(0, DATASET, state="D", kernel="nfs_wait_bit_killable"),
             "rank 0 is in the kernel (nfs_wait_bit_killable), from __getitem__ (train.py:8)",
@@ -427,3 +433,27 @@ def test_a_rank_that_has_ended_and_one_that_waits_for_its_gpu_are_named_with_the
     said = headline(waiting, ended=[2], coordinates=GRID)
     assert "rank 2 (data 1, tensor 0) has ended already" in said
     assert "rank 1 (data 0, tensor 1) waits for the GPU in " in said
+
+
+def test_ranks_that_wait_for_a_message_each_from_its_own_neighbour_are_one_group() -> None:
+    grid = {rank: f"pipe {rank // 2}, tensor {rank % 2}" for rank in range(4)}
+    receive = "receive of activations of micro batch 3 for chunk 1"
+    waiting = [stack(rank, collective=f"{receive} from rank {rank - 2}") for rank in (2, 3)]
+    stuck = [stack(rank, EVENT, phase=phase) for rank, phase in ((0, "forward"), (1, "backward"))]
+    # Both are where they are at once, but in different phases.
+    assert headline(*stuck, *waiting, coordinates=grid).endswith(
+        ": ranks 0, 1 (pipe 0) are in Event.wait (threading.py:629), "
+        f"ranks 2, 3 (pipe 1) wait in {receive} from ranks 0, 1 (pipe 0)"
+    )
+    assert headline(*stuck, waiting[0]).endswith(f", rank 2 waits in {receive} from rank 0")
+
+
+def test_that_all_ranks_wait_is_said_where_nobody_can_be_named() -> None:
+    waiting = [stack(0, collective="all_reduce of tag"), stack(1, collective="all_reduce of norm")]
+    said = "rank 0 waits in all_reduce of tag, rank 1 waits in all_reduce of norm"
+    assert headline(*waiting).endswith(f": all ranks wait, {said}")
+    # Each of these may be whom they wait for.
+    assert headline(*waiting, stack(2, idle_s=0.1, text=EVENT)).endswith(f": {said}, rank 2 goes on")
+    assert headline(*waiting, unanswered=["n2"]).endswith(f": {said}, host n2 does not answer")
+    assert headline(*waiting, ended=[2]).endswith(f": rank 2 has ended already, {said}")
+    assert headline(waiting[0]).endswith(": rank 0 waits in all_reduce of tag")

@@ -461,3 +461,64 @@ def test_a_mistake_that_one_rank_met_is_said_with_its_coordinate() -> None:
     _, report = judge([end(0, -15, 11.0), met], [], None)
     assert report is not None
     assert "rank 1 (pipe 1, data 0) on box (pid 101) was the first to say so" in report.render()
+
+
+def test_what_the_first_failure_was_doing_is_told_and_who_waited_in_what() -> None:
+    grid = {rank: f"pipe {rank // 2}, tensor {rank % 2}" for rank in range(4)}
+    receive = "receive of activations of micro batch 3 for chunk 1"
+    waits = {0: "all_reduce of outputs", 2: f"{receive} from rank 0", 3: f"{receive} from rank 1"}
+    ends = [
+        dataclasses.replace(
+            end(rank, -9 if rank == 1 else -15, 10.0 if rank == 1 else 10.2),
+            coordinate=grid[rank],
+            step=7,
+            phase="stage 0 forward" if rank == 1 else "script",
+            collective=waits.get(rank, ""),
+        )
+        for rank in range(4)
+    ]
+    _, report = judge(ends, [], None, stopped_at_s=10.1)
+    assert report is not None
+    assert report.render()[:3] == [
+        "error: rank 1 (pipe 0, tensor 1) on box (pid 101) was killed by SIGKILL",
+        "  it was in stage 0 forward, after step 7",
+        "  rank 0 (pipe 0, tensor 0) waited in all_reduce of outputs, "
+        f"ranks 2, 3 (pipe 1) waited in {receive} from ranks 0, 1 (pipe 0)",
+    ]
+    # In its own code the script's last lines tell more.
+    alone = dataclasses.replace(ends[1], phase="script")
+    _, report = judge([alone], [], None)
+    assert report is not None
+    assert report.render()[1].startswith("hint: ")
+
+
+def test_of_many_waits_those_of_the_fewest_ranks_are_told_and_the_rest_counted() -> None:
+    ends = [dataclasses.replace(end(rank, -15, 10.2), collective=f"all_reduce of {rank}") for rank in range(1, 11)]
+    _, report = judge([end(0, -9), *ends], [], None, stopped_at_s=10.1)
+    assert report is not None
+    assert report.waited.startswith("rank 1 waited in all_reduce of 1, rank 2 waited in ")
+    assert report.waited.endswith(", rank 8 waited in all_reduce of 8, others in 2 more waits")
+
+
+def test_one_that_has_ended_well_waited_for_nobody() -> None:
+    returned = dataclasses.replace(end(1, 0, 9.0), collective="all_reduce of norm")
+    _, report = judge([end(0, -9), returned], [], None)
+    assert report is not None
+    assert report.waited == ""
+
+
+def test_of_ranks_that_agree_to_fail_the_one_with_an_error_of_its_own_is_blamed() -> None:
+    words = "error: /checkpoints: rank 2 could not save its part, nothing was published: ValueError: no more data"
+    agreed = WorkerError(message=words, traceback="", time_s=9.0, exit_code=1)
+    own = WorkerError(message="ValueError: no more data", traceback="Traceback ...", time_s=9.1, exit_code=1)
+    ends = [end(0, 1, 9.5, error=agreed), end(1, 1, 9.6, error=agreed), end(2, -15, 9.9, error=own)]
+    code, report = judge(ends, [], None, stopped_at_s=9.6)
+    assert code == 1
+    assert report is not None
+    assert report.render()[:2] == ["error: rank 2 on box (pid 102) failed", "  ValueError: no more data"]
+    # One that failed much later had another reason, and so had one that is not named.
+    for other in (dataclasses.replace(own, time_s=12.0), None):
+        late = end(2, 1, 12.5, error=other) if other else end(3, 1, 9.9, error=own)
+        _, report = judge([*ends[:2], late], [], None)
+        assert report is not None
+        assert report.headline() == "rank 0 on box (pid 100) exited with code 1"

@@ -328,7 +328,10 @@ def ended(*statuses: int) -> list[Step]:
     return [*exits, DONE]
 
 
-VERDICT = "no progress for 1m 39s: rank 0 is stopped (SIGSTOP or a debugger), rank 1 waits in all_gather of unit 12"
+VERDICT = (
+    "no progress for 1m 39s: rank 0 is stopped (SIGSTOP or a debugger) during forward, "
+    "rank 1 waits in all_gather of unit 12"
+)
 
 
 def test_a_hang_is_reported_and_the_job_left_alone(tmp_path: Path) -> None:
