@@ -40,7 +40,7 @@ from .engine import Engine
 from .host.tiers import open_tiers
 from .model.ownership import end_earlier_engines
 from .model.parts import cut_over_tensor
-from .model.stages import cut_into_stages, note_class, stages_of_script
+from .model.stages import cut_into_stages, note_class, stages_of_script, tie_uses
 from .model.tensor_request import request_of
 from .observation import observe, tell_start
 from .shard import shard_model
@@ -121,10 +121,10 @@ def initialize(
     mesh = mesh_of(request, settings, job)  # from here on every rank has the same model and config
     end_earlier_engines(request.model)
     whole = describe_before_cut(request.model, request.assignment, settings, mesh)
-    chunks, tied, groups = cut_into_stages(request.model, request.assignment, settings, mesh)
+    stages, partition, groups = cut_into_stages(request.model, request.assignment, settings, mesh)
     request = replace(request, assignment=groups)
     precision = apply_precision(request.model, settings, mesh.device, job.say)
-    cuts = _cuts_of(request.model, settings, mesh, tied, job.say)
+    chunks, cuts = tie_uses(stages, partition, settings, mesh, _parts_of(request.model, settings, mesh, job.say))
     turns = chunks.gather_turns
     tiers = open_tiers(request.model, settings, mesh, optimizer, chunk_of=turns, precision=precision, say=job.say)
     fence = Fence()
@@ -164,8 +164,6 @@ def _save_on_signal(engine: Engine, settings: Config) -> None:
         engine.save_on_signal(settings.checkpoint.save_on_signal, settings.checkpoint.signals)
 
 
-def _cuts_of(
-    model: nn.Module, settings: Config, mesh: ProcessGroupMesh, tied: Cuts, say: Callable[[str], None]
-) -> Cuts:
-    """Returns the parameters that axes of ranks have changed, those that pipeline stages have in common among them."""
-    return {**tied, **dict(chain.from_iterable(cut(model, settings, mesh, say).items() for cut in CUT_BY_AXES))}
+def _parts_of(model: nn.Module, settings: Config, mesh: ProcessGroupMesh, say: Callable[[str], None]) -> Cuts:
+    """Returns the parameters that axes of ranks have changed."""
+    return dict(chain.from_iterable(cut(model, settings, mesh, say).items() for cut in CUT_BY_AXES))

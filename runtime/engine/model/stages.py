@@ -24,7 +24,8 @@ from ...parallel.pipeline.module import PipelineModule
 from ...parallel.pipeline.pieces import piece_numbers
 from ...parallel.pipeline.stages import Partition, Stages, TiedParameter
 from ...zero.units.unit import ParamUnit
-from .ties import LocalTies, cuts_of
+from .parts import plan_parts
+from .ties import LocalTies, check_uses, cuts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +130,10 @@ def stages_of_script(model: nn.Module) -> int | None:
 
 def cut_into_stages(
     model: nn.Module, assignment: GroupAssignment, settings: Config, mesh: ProcessGroupMesh
-) -> tuple[CutModel, Cuts, GroupAssignment]:
+) -> tuple[Stages, Partition | None, GroupAssignment]:
     """Cuts the script's model into chunks, of which this rank keeps its own; enters no collective.
+
+    Uses of a parameter in several chunks are parameters of their own until `tie_uses`.
 
     Args:
         model: model of the script.
@@ -139,11 +142,12 @@ def cut_into_stages(
         mesh: ranks in their stages.
 
     Returns:
-        (chunks, parameters that several stages use, optimizer groups of this rank's parameters).
+        (chunks, layers of each chunk or None where the model is not cut, optimizer groups of this rank's parameters).
 
     Raises:
         ModelError: the model cannot be cut, by the name of what stands in the way.
     """
+    plan_parts(model, settings, mesh)
     pipe, section = mesh.pipe, settings.pipeline
     names = {name: id(param) for name, param in model.named_parameters(remove_duplicate=False)}
     if isinstance(model, PipelineModule):
@@ -151,7 +155,7 @@ def cut_into_stages(
         partition = model.partition()
         _check_interval(model, section.activation_checkpoint_interval)
     elif section.stages == "auto":
-        return CutModel(WholeModel(model), LocalTies([])), {}, assignment
+        return WholeModel(model), None, assignment
     else:
         stages = cut = cut_model(
             model,
@@ -170,10 +174,34 @@ def cut_into_stages(
         first = group_of.get(names.get(tied.name, 0))
         if first is not None:
             group_of.setdefault(id(tied.param), first)
+    return stages, partition, GroupAssignment(group_of, assignment.options)
+
+
+def tie_uses(
+    stages: Stages, partition: Partition | None, settings: Config, mesh: ProcessGroupMesh, parts: Cuts
+) -> tuple[CutModel, Cuts]:
+    """Makes one parameter of all uses that this rank has of it; enters the collectives of `check_uses`.
+
+    Args:
+        stages: chunks of this rank.
+        partition: layers of each chunk; None: the model is not cut.
+        settings: the config.
+        mesh: ranks in their stages.
+        parts: parameters that an axis beside data has changed.
+
+    Returns:
+        (the model in chunks, all parameters that are no plain replicas).
+
+    Raises:
+        ModelError: naming a parameter that is not cut alike wherever it is used.
+    """
+    cuts = cuts_of(stages, parts)
+    check_uses(stages, cuts, mesh)
     sums_apart = settings.reduces_once_an_update or mesh.replicas().size == 1
     ties = LocalTies.of(stages, is_shared=settings.cutting_stage == 3 or not sums_apart)
-    chunks = CutModel(stages, ties, piece_numbers(stages.module), partition, settings.gathers_chunks)
-    return chunks, cuts_of(stages), GroupAssignment(group_of, assignment.options)
+    if partition is None:
+        return CutModel(stages, ties), cuts
+    return CutModel(stages, ties, piece_numbers(stages.module), partition, settings.gathers_chunks), cuts
 
 
 def note_class(engine: object, chunks: CutModel) -> None:

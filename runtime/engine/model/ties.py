@@ -11,17 +11,25 @@ trained; the others are leaves of autograd that view its memory, and no paramete
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from ...layout.cuts import EVERYWHERE, CutParameter, Cuts, RankPlacement
+from dsrun.errors import ModelError
+
+from ...layout.cuts import EVERYWHERE, CutParameter, Cuts
+from ...mesh.agree.same import check_agreement
+from ...mesh.join.groups import ProcessGroupMesh
 from ...mesh.sums import add_scaled, set_scaled
 from ...parallel.pipeline.stages import Stages
 from ...zero.partition_parameters import memory_of
 from ...zero.units.trained import is_trained
 from ...zero.units.unit import ParamUnit
+
+_ALIKE = (
+    "give all of its names rules of `tensor_parallel.partition_config` that cut the same dim alike, or `skip` them all"
+)
 
 
 @dataclass(slots=True)
@@ -165,16 +173,62 @@ class LocalTies:
         return [use.total for use in self._uses if use.total is not None]
 
 
-def cuts_of(stages: Stages) -> Cuts:
-    """Returns the parameters that several stages use, as units ask of them."""
-    found: dict[int, CutParameter] = {}
-    firsts: set[str] = set()
+def cuts_of(stages: Stages, parts: Cuts) -> Cuts:
+    """Returns what became of a rank's parameters, as units ask of them: of those that several stages use, too.
+
+    Args:
+        stages: chunks of this rank.
+        parts: parameters that an axis has changed, further uses among them.
+
+    Raises:
+        ModelError: naming a parameter of which two uses on this rank were cut in different ways.
+    """
+    found = dict(parts)
+    firsts: dict[str, CutParameter | None] = {}
     for tied in sorted(stages.tied, key=lambda tied: tied.chunk):
-        users = tuple(sorted({stages.rank_of[chunk] for chunk in tied.chunks}))
+        own = found.pop(id(tied.param), None)
         if tied.name in firsts:
+            if own != firsts[tied.name]:
+                raise ModelError(
+                    f"model: `{tied.name}` is used in several places, and is not cut alike in all of them",
+                    hint=_ALIKE,
+                )
             continue
-        firsts.add(tied.name)
+        firsts[tied.name] = own
+        users = tuple(sorted({stages.rank_of[chunk] for chunk in tied.chunks}))
         # Also where one stage has all uses: in a unit of its own wherever the model is cut.
-        lies = RankPlacement(stages=users) if len(users) > 1 else EVERYWHERE
-        found[id(tied.param)] = CutParameter(lies, name=tied.name)
+        here = EVERYWHERE if own is None else own.placement
+        lies = replace(here, stages=users if len(users) > 1 else ())
+        found[id(tied.param)] = CutParameter(lies, None if own is None else own.whole, tied.name)
     return found
+
+
+def check_uses(stages: Stages, cuts: Cuts, mesh: ProcessGroupMesh) -> None:
+    """Refuses a parameter that stages use, and have cut in different ways: no sum of its gradients would fit.
+
+    Compares it among the stages, before any rank takes it for what others do not: one all-gather for each set of
+    stages that use the same parameters.
+
+    Args:
+        stages: chunks of this rank.
+        cuts: parameters of this rank that axes have changed.
+        mesh: ranks in their stages.
+
+    Raises:
+        ModelError: naming the parameters, on every rank of the stages.
+    """
+    facts: dict[tuple[int, ...], dict[str, object]] = {}
+    for tied in stages.tied:
+        cut = cuts.get(id(tied.param))
+        if cut is not None and cut.placement.stages:
+            how = {"shape": list(tied.param.shape), "cut": str(cut.whole), "summed over": cut.placement.summed_over}
+            facts.setdefault(cut.placement.stages, {})[tied.name] = how
+    for users, own in sorted(facts.items()):  # in one order on all ranks, for a rank may be in several sets
+        peers = mesh.spec.peers(mesh.info.rank, mesh.spec.role_axes("pipe"))
+        check_agreement(
+            {"the parameters that they share": sorted(own.items())},
+            mesh.ties_over(users),
+            device=mesh.device,
+            ranks=[rank for rank in peers if mesh.spec.stage_of(rank) in users],
+            whose=f" of stages {' and '.join(map(str, users))}",
+        )

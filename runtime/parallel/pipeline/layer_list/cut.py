@@ -60,7 +60,7 @@ def checked_topology(stages: int | None, topology: ProcessTopology | None, world
     if not set(cut) <= {"pipe", "data"}:
         raise ModelError(
             f"PipelineModule: the topology has axes {sizes}; layers are not cut over ranks here",
-            hint="take PipeDataParallelTopology, which has stages and copies of them",
+            hint="give num_stages in its place; `tensor_parallel.autotp_size` says how many ranks share a layer",
         )
     if "pipe" not in sizes or cut == ["data", "pipe"]:
         raise ModelError(

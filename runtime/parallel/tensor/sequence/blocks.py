@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from dsrun.errors import ModelError, Problem
 
 from ....compat import in_backward
 from ....mesh.collectives import Collectives
-from ....stacks import Stack, find_stacks
+from ....stacks import AbsentBlock, Stack, find_stacks
 from ..fronts import with_front
 from ..modules import SiblingInputs, cut_state_of, give_own_inputs
 from ..part_randomness import PartRandomness
@@ -38,8 +39,9 @@ class SlicedBlock:
 
     Attributes:
         axis: ranks of the tensor axis.
-        splits: whether it is given whole sequences, and takes its slice of them: the first block of a stack.
-        joins: whether it returns whole sequences: the last one.
+        splits: whether it is given whole sequences, and takes its slice of them: the first block of a stack, or of
+            those in a row that a pipeline stage has.
+        joins: whether it returns whole sequences: the last one of these.
         randomness: random numbers of its slices; None: it draws none.
         running: number of its forwards that run.
     """
@@ -154,9 +156,10 @@ def slice_sequence(
     for stack in stacks:
         if not any(cut_state_of(part) for _, block in stack.blocks for part in block.modules()):
             continue
+        blocks = [block for _, block in stack.blocks]
+        meets = _neighbours(model.get_submodule(stack.name), blocks)
         for number, (name, block) in enumerate(stack.blocks):
-            ends = number == 0, number == len(stack.blocks) - 1
-            sliced = SlicedBlock(axis, *ends, randomness.get(name))
+            sliced = SlicedBlock(axis, not meets[number], not meets[number + 1], randomness.get(name))
             inside = _gather_inputs(block, sliced, partial)
             found |= {id(param): param for param in _on_slices(block, inside)}
             setattr(block, _BLOCK, sliced)
@@ -184,6 +187,20 @@ def on_whole_sequences(twin: nn.Module, axis: Collectives) -> nn.Module:
         if inputs is not None and gathered is not None:
             setattr(part, _PARENT, _GatheredInputs(sliced, inputs, sums=gathered.sums))
     return twin
+
+
+def _neighbours(container: nn.Module, blocks: Sequence[nn.Module]) -> list[bool]:
+    """Returns whether this rank runs the block before each one right before it, and at the end whether one follows.
+
+    Args:
+        container: module that holds the blocks, and `AbsentBlock`s for those of other pipeline stages.
+        blocks: blocks of this rank, in order.
+    """
+    items = list(container.children())
+    at = [items.index(block) for block in blocks]
+    between = [items[one + 1 : other] for one, other in pairwise(at)]
+    inner = [not any(isinstance(item, AbsentBlock) for item in passed) for passed in between]
+    return [False, *inner, False]
 
 
 def _works_on_slices(module: nn.Module) -> bool:

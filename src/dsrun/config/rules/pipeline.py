@@ -192,14 +192,15 @@ def is_offload_refused(config: Training) -> bool:
 def _gathering(config: Training) -> str:
     """Returns what stage 3 costs in bytes, as far as the config tells it."""
     wide = 2 if config.bf16.enabled or config.fp16.enabled else 4
-    stages, micros = config.pipeline.count, config.gradient_accumulation_steps
-    formula = f"M x 3 x {wide}N/{stages} bytes a rank and update, of N parameters and M micro batches"
+    # Of a layer that ranks share, each gathers its part. Norms and what else is whole on all of them are few.
+    parts, micros = config.pipeline.count * config.tensor_parallel.size, config.gradient_accumulation_steps
+    formula = f"M x 3 x {wide}N/{parts} bytes a rank and update, of N parameters and M micro batches"
     # Chunks that take turns are gathered twice, and reduced once, in fp32.
     once = 2 * wide + 4
     if micros is None:
-        return f"{formula}, where chunks that take turns move {once}N/{stages}"
-    each = micros * 3 * wide / stages
-    return f"{formula}: {each:.3g} bytes a parameter, where chunks that take turns move {once / stages:.3g}"
+        return f"{formula}, where chunks that take turns move {once}N/{parts}"
+    each = micros * 3 * wide / parts
+    return f"{formula}: {each:.3g} bytes a parameter, where chunks that take turns move {once / parts:.3g}"
 
 
 def _reduction(config: Training, report: Report, place_of: Callable[[str], Position]) -> None:

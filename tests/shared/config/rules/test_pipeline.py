@@ -217,6 +217,14 @@ def test_parameters_leave_the_device_only_where_chunks_take_turns() -> None:
     assert load(of(turns, zero_optimization=zero, bf16={"enabled": True}), world_size=8).gathers_chunks
 
 
+def test_of_layers_that_ranks_share_each_rank_gathers_its_part() -> None:
+    """8 micro batches x 3 x 4 bytes / (2 stages x 2 ranks a layer) = 24; chunks in turns (2 x 4 + 4) / 4 = 3."""
+    zero = {"stage": 3, "offload_param": {"device": "cpu"}}
+    settings = of({"stages": 2}, zero_optimization=zero, tensor_parallel={"autotp_size": 2})
+    assert "M x 3 x 4N/4 bytes a rank and update" in the_error(settings).message
+    assert the_error(settings).message.endswith("24 bytes a parameter, where chunks that take turns move 3")
+
+
 def test_gradients_are_reduced_once_an_update_where_there_are_stages() -> None:
     assert not load(of({})).reduces_once_an_update
     assert load(of({"stages": 2})).reduces_once_an_update

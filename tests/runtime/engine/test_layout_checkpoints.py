@@ -1,0 +1,127 @@
+"""Twelve layouts of pipe, data and tensor ranks with ZeRO 0 to 3: saved on each, and loaded on each.
+
+One engine a layout loads the checkpoints of all of them, one after the other, so that each goes on from what another
+layout has saved and trained on. What is loaded is what was saved, bit for bit: masters, moments, step counts, buffers.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsrun.checkpoint_files.parse import read_index
+from dsrun.checkpoint_files.verbs.compare import tensor_differences
+from dsrun.runtime.engine.saving.resume_state import RNG_ROLE
+from support.layouts import LAYOUTS, MICROS, Layout, Trained, counting_llama, on_layout, train
+
+BEFORE = 2
+#: Products of a forward that are added up, at the most: the widest input of a layer, or the tokens of a loss.
+LONGEST = 64
+#: How far losses may lie apart, relative to them, where layers are cut over another number of ranks, or data ranks add
+#: up gradients in another order. One sum of n products of fp32 numbers has an error of n 2^-24 of the sum of their
+#: sizes at the most, in either order, so two orders differ by twice that. The norm before each layer keeps the sizes at
+#: about 1, and the loss is a mean of logarithms. An update makes of a difference in a gradient one that is smaller by
+#: the learning rate over AdamW's eps, which is 1 here.
+BOUND = 2 * LONGEST * 2.0**-24
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint, and what its layout has computed after it."""
+
+    path: Path
+    after: Trained
+
+
+def order_of_sums(layout: Layout, *, tied: bool) -> tuple[Any, ...]:
+    """What decides the order in which numbers are added up; layouts that have it in common have the same bits.
+
+    Stages, chunks, schedules and ZeRO stages are not in it. Four data ranks add up the gradients of four micro batches
+    as one does, ((a + b) + c) + d, and two (a + b) + (c + d). Of a weight that is used twice, one rank adds up the
+    uses apart, over its micro batches; see [Note: uses of a parameter]. ZeRO 3 does not where units of one rank's
+    chunk take turns, which is in one stage.
+    """
+    data = layout.data if tied else layout.data % MICROS
+    together = tied and layout.stage == 3 and layout.pipe == 1
+    return layout.tensor, layout.slices, 1 if data == 0 else data, together
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """Names and roles of tensors that differ; random numbers are a rank's own."""
+    found = tensor_differences((one, read_index(one)), (other, read_index(other)))
+    return [f"{tensor.name} ({tensor.role})" for tensor in found if tensor.role != RNG_ROLE]
+
+
+def roles_of(path: Path) -> dict[str, int]:
+    """Number of tensors of each role."""
+    roles = [role for _, role in read_index(path).tensors if role != RNG_ROLE]
+    return {role: roles.count(role) for role in dict.fromkeys(roles)}
+
+
+def save_all(folder: Path, *, tied: bool, after: int) -> list[Saved]:
+    """Saves on each layout, and trains on."""
+    saved: list[Saved] = []
+    for number, layout in enumerate(LAYOUTS):
+        tag = str(number)
+
+        def body(engine: Any, layout: Layout = layout, tag: str = tag) -> Trained:
+            train(engine, layout, range(BEFORE))
+            engine.save_checkpoint(folder, tag=tag)
+            return train(engine, layout, range(BEFORE, BEFORE + after))
+
+        found = on_layout(layout, body, partial(counting_llama, tied=tied))
+        assert all(one == found[0] for one in found), f"{layout}: all ranks have one loss and one norm"
+        saved.append(Saved(folder / tag, found[0]))
+    return saved
+
+
+def load_all(saved: list[Saved], layout: Layout, folder: Path, *, tied: bool, after: int) -> list[Trained]:
+    """Loads all checkpoints on one layout, saves each again, and trains on."""
+
+    def body(engine: Any) -> list[Trained]:
+        found: list[Trained] = []
+        for number, one in enumerate(saved):
+            path, _ = engine.load_checkpoint(one.path.parent, tag=one.path.name)
+            assert path is not None
+            assert engine.global_steps == BEFORE
+            engine.save_checkpoint(folder, tag=str(number))
+            found.append(train(engine, layout, range(BEFORE, BEFORE + after)))
+        return found
+
+    found = on_layout(layout, body, partial(counting_llama, tied=tied))
+    assert all(one == found[0] for one in found), f"{layout}: all ranks have one loss and one norm"
+    return found[0]
+
+
+@pytest.mark.parametrize(("tied", "after"), [(False, 3), (True, 1)], ids=["apart", "tied"])
+def test_what_any_of_twelve_layouts_saves_each_of_them_loads(tmp_path: Path, tied: bool, after: int) -> None:
+    saved = save_all(tmp_path / "saved", tied=tied, after=after)
+    tensors = roles_of(saved[0].path)
+    assert {"param", "exp_avg", "exp_avg_sq", "buffer"} <= tensors.keys()
+    count, exact = 0, 0
+    wrong: list[str] = []
+    for layout in LAYOUTS:
+        folder = tmp_path / "again"
+        gone_on = load_all(saved, layout, folder, tied=tied, after=after)
+        for number, (saver, one, found) in enumerate(zip(LAYOUTS, saved, gone_on, strict=True)):
+            count += 1
+            where = f"{saver} on {layout}"
+            assert roles_of(folder / str(number)) == tensors, where
+            wrong += [f"{where}: {name}" for name in differences(folder / str(number), one.path)]
+            if order_of_sums(saver, tied=tied) == order_of_sums(layout, tied=tied):
+                exact += 1
+                if found != one.after:
+                    wrong.append(f"{where}: {found} instead of {one.after}")
+            elif found.losses != pytest.approx(one.after.losses, rel=BOUND):
+                wrong.append(f"{where}: {found.losses} instead of {one.after.losses}")
+        shutil.rmtree(folder)
+    assert wrong == []
+    assert count == 144
+    groups = [order_of_sums(layout, tied=tied) for layout in LAYOUTS]
+    assert exact == sum(one == other for one, other in product(groups, groups))
