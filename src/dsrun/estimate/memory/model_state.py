@@ -273,8 +273,11 @@ def zero_paper_bytes(numel: int, settings: RunSettings, *, ranks: int, frozen_nu
 
 
 def _sums_apart(settings: RunSettings, unit: PaddedUnit) -> bool:
-    """Whether a unit's sums of several micro batches lie beside those that the rank owns."""
-    in_place = settings.stage == 0 and settings.sums_of(1) == FP32_BYTES
+    """Whether a unit's sums of several micro batches lie beside those that the rank owns, and beside its gradients."""
+    owned = settings.stage == 0 and settings.sums_of(1) == FP32_BYTES
+    # Autograd itself adds up fp32 gradients that have a buffer of their own.
+    kept = settings.stage < 2 and (unit.kept or settings.compute_bytes == FP32_BYTES)
+    in_place = settings.offload_optimizer == "none" and (owned or kept)
     return settings.once_an_update and unit.ranks > 1 and not in_place
 
 
@@ -283,9 +286,10 @@ def _summed_numel(units: Sequence[PaddedUnit], settings: RunSettings) -> int:
     numels = [unit.padded for unit in units]
     if not settings.chunks_take_turns or settings.stage < 2:
         return sum(numels)
-    chunks = [unit.chunk for unit in units]
+    chunks = [unit.chunk if unit.stages == 1 else None for unit in units]
+    sets = sets_of_chunks(len({*chunks} - {None}))
     largest: dict[int, int] = {}
-    for slot, numel in zip(slots_of_chunks(numels, chunks, sets_of_chunks(len({*chunks}))), numels, strict=True):
+    for slot, numel in zip(slots_of_chunks(numels, chunks, sets), numels, strict=True):
         largest[slot] = max(largest.get(slot, 0), numel)
     return sum(largest.values())
 

@@ -26,6 +26,7 @@ class StageSize:
         costs: part of a micro batch's forward that each of its chunks is of the whole model's.
         has_embedding: whether it looks tokens up.
         has_head: whether it computes logits and loss.
+        rows: number of rows of its blocks that lie next to each other; chunks can, too.
     """
 
     model: ModelSize
@@ -33,6 +34,7 @@ class StageSize:
     costs: tuple[float, ...]
     has_embedding: bool
     has_head: bool
+    rows: int
 
     @property
     def cost(self) -> float:
@@ -67,7 +69,7 @@ def cut_into_stages(model: ModelSize, settings: RunSettings) -> tuple[StageSize,
     stages, chunks = settings.stages, settings.stages * settings.chunks_per_rank
     if stages == 1:  # whatever its layers are
         count = 0 if model.architecture is None else model.architecture.layers
-        return (StageSize(model=model, blocks=(count,), costs=(1.0,), has_embedding=True, has_head=True),)
+        return (StageSize(model=model, blocks=(count,), costs=(1.0,), has_embedding=True, has_head=True, rows=1),)
     layers = _layers(model)
     if chunks > len(layers.blocks) + _ends(layers):
         raise ConfigError(
@@ -169,12 +171,15 @@ def _stage(
         units += [replace(block, chunk=number) for block in layers.blocks[bounds[chunk] : bounds[chunk + 1]]]
     units += [replace(unit, chunk=own.index(chunks - 1)) for unit in layers.behind] if last else ()
     for unit in layers.loose:
-        units += _loose_of_stage(unit, model.architecture, tied=tied, last=last, first=first)
+        placed = replace(unit, chunk=own.index(chunks - 1) if last else 0)
+        units += _loose_of_stage(placed, model.architecture, tied=tied, last=last, first=first)
     merged = _merged(units)
     counted = [*layers.before, *layers.blocks, *layers.behind, *layers.loose]
     outside = max(0, model.frozen_numel - sum(unit.frozen_numel * unit.count for unit in counted))
     frozen = sum(unit.frozen_numel * unit.count for unit in merged) + (outside if last else 0)
-    blocks = tuple(bounds[chunk + 1] - bounds[chunk] for chunk in own)
+    spans = [(bounds[chunk], bounds[chunk + 1]) for chunk in own]
+    blocks = tuple(end - start for start, end in spans)
+    rows = {start for start, end in spans if start < end} - {end for start, end in spans if start < end}
     return StageSize(
         model=replace(
             model,
@@ -187,6 +192,7 @@ def _stage(
         costs=tuple(parts[chunk] for chunk in own),
         has_embedding=first,
         has_head=last,
+        rows=len(rows),
     )
 
 

@@ -154,7 +154,8 @@ def tensor_buffers(stage: StageSize, shape: Architecture, settings: RunSettings)
     """Returns the bytes that enter collectives among ranks that share layers, in one update.
 
     A block sums two activations over the ranks in forward and two in backward; slices of the sequence are gathered and
-    reduce-scattered in their place, and gathered at either end of a chunk. What is computed again sums nothing again.
+    reduce-scattered in their place, and gathered at either end of a row of blocks. What is computed again sums nothing
+    again.
     An output layer that is cut over the vocabulary sums the gradient of its input, and three numbers of a token in the
     loss; an embedding that it is tied to sums its outputs.
 
@@ -169,13 +170,13 @@ def tensor_buffers(stage: StageSize, shape: Architecture, settings: RunSettings)
         return {}
     micros = settings.accumulation_steps
     activation = shape.hidden * settings.tokens_per_micro_step * settings.compute_bytes * micros
-    blocks, chunks = sum(stage.blocks), len(stage.blocks)
+    blocks = sum(stage.blocks)
     ends = int(stage.has_head) + int(stage.has_embedding and shape.tied)
     loss = _LOSS_NUMBERS * FP32_BYTES * settings.tokens_per_micro_step * micros if stage.has_head else 0
     if not settings.sequence_slices:
         return {"all_reduce": (4 * blocks + ends) * activation + loss}
     return {
-        "all_gather": (4 * blocks + 2 * chunks) * activation,
+        "all_gather": (4 * blocks + 2 * stage.rows) * activation,
         "reduce_scatter": 4 * blocks * activation,
         "all_reduce": ends * activation + loss,
     }

@@ -126,7 +126,7 @@ def gathered_by_chunk(
     """Returns the elements that a pipeline stage gathers in one optimizer step where its chunks take turns.
 
     Each chunk is gathered for all of its forwards and again for all of its backwards, which take chunks the other way
-    round: those that lie in the slots at the turn are there still. What stays is gathered once.
+    round: what its slots still hold is not gathered again. What stays is gathered once.
 
     Args:
         units: units of the stage, padded for the ranks.
@@ -135,11 +135,16 @@ def gathered_by_chunk(
         counted: function that tells which units count.
     """
     gathered = gathered_units(units, budgets, chunks_take_turns=True)
-    last = max(unit.chunk for unit in units)
+    cells = list(zip(gathered.plan.cells, gathered.plan.slots.slot_of, strict=True))
+    forward = range(max(unit.chunk for unit in units) + 1)
+    holds: dict[int, int] = {}  # by slot: the cell
     total = 0
-    for cell in gathered.plan.cells:
-        unit = gathered.units[cell.unit]
-        times = 2 if cell.shares and unit.chunk + gathered.plan.sets <= last else 1
-        if counted(unit):
-            total += times * (unit.padded * (cell.trained and trained) + unit.frozen_padded * cell.frozen)
+    for chunk in (*forward, *reversed(forward)):
+        for number, (cell, slot) in enumerate(cells):
+            unit = gathered.units[cell.unit]
+            if unit.chunk != chunk or holds.get(slot) == number:
+                continue
+            if counted(unit):
+                total += unit.padded * (cell.trained and trained) + unit.frozen_padded * cell.frozen
+            holds[slot] = number
     return total
