@@ -191,7 +191,7 @@ def _trained_units(
     kept: Fp32Modules,
     placement: Placement,
     memory: Arenas,
-    piece_of: Mapping[str, int] | None,
+    piece_of: Mapping[str, str] | None,
 ) -> list[ParamUnit]:
     specs = trained_units(model, settings, compute=precision.compute, kept=kept.tensors, cuts=cuts, piece_of=piece_of)
     _check_tied(specs, assignment, settings, mesh)

@@ -27,8 +27,8 @@ How = Literal["never returns", "SIGSTOP", "SIGKILL", "raises"]
 HOW: tuple[How, ...] = ("never returns", "SIGSTOP", "SIGKILL", "raises")
 #: Places of a fault, and what the rank says it does there; None for the script's own code.
 PLACES = {
-    "forward": "stage {pipe} forward",
-    "backward": "stage {pipe} backward",
+    "forward": "forward of micro batch 0 of chunk {pipe}",
+    "backward": "backward of micro batch 0 of chunk {pipe}",
     "optimizer": "step",
     "save": "save checkpoint",
     "loader": None,

@@ -21,7 +21,7 @@ from ...parallel.pipeline.cut import cut_model
 from ...parallel.pipeline.engine_class import note_stages
 from ...parallel.pipeline.layer_list.cut import ranks_of_chunks
 from ...parallel.pipeline.module import PipelineModule
-from ...parallel.pipeline.pieces import piece_numbers
+from ...parallel.pipeline.pieces import piece_names
 from ...parallel.pipeline.stages import Partition, Stages, TiedParameter
 from ...zero.units.unit import ParamUnit
 from .parts import plan_parts
@@ -35,14 +35,14 @@ class CutModel:
     Attributes:
         stages: chunks of this rank.
         ties: parameters that several of them use.
-        piece_of: number of the piece that each parameter is in, by its name; None: the model is not cut.
+        piece_of: name of the piece that each parameter is in, by its name; None: the model is not cut.
         partition: layers of each chunk; None: the model is not cut.
         takes_turns: whether the parameters of a chunk are gathered together, and lie where those of another one do.
     """
 
     stages: Stages
     ties: LocalTies
-    piece_of: Mapping[str, int] | None = None
+    piece_of: Mapping[str, str] | None = None
     partition: Partition | None = None
     takes_turns: bool = False
 
@@ -201,7 +201,7 @@ def tie_uses(
     ties = LocalTies.of(stages, is_shared=settings.cutting_stage == 3 or not sums_apart)
     if partition is None:
         return CutModel(stages, ties), cuts
-    return CutModel(stages, ties, piece_numbers(stages.module), partition, settings.gathers_chunks), cuts
+    return CutModel(stages, ties, piece_names(stages.module), partition, settings.gathers_chunks), cuts
 
 
 def note_class(engine: object, chunks: CutModel) -> None:

@@ -22,7 +22,7 @@ def trained_units(
     compute: torch.dtype,
     kept: Collection[int],
     cuts: Cuts = NO_CUTS,
-    piece_of: Mapping[str, int] | None = None,
+    piece_of: Mapping[str, str] | None = None,
 ) -> list[UnitSpec]:
     """Returns the units of a model's trained parameters, as its engine cuts them.
 
@@ -32,7 +32,7 @@ def trained_units(
         compute: dtype that the model computes in.
         kept: ids of parameters that stay in fp32.
         cuts: parameters that an axis beside data has changed.
-        piece_of: number of the piece that each parameter is in, by its name; None: the model is not cut.
+        piece_of: name of the piece that each parameter is in, by its name; None: the model is not cut.
     """
     return find_units(
         model,

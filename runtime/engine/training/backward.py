@@ -42,7 +42,7 @@ class Backwards:
         heartbeat: Writer of what this rank does, for the launcher that watches it.
 
     Attributes:
-        place: Text in front of the phase that the launcher is told: the pipeline stage, where there are several.
+        phase: What the launcher is told that this rank does in a backward; under stages which micro batch's it is.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Backwards:
         self._memory_watch = memory_watch
         self._report = report
         self._heartbeat = heartbeat
-        self.place = ""
+        self.phase = "backward"
         self._forwards = 0  # that train, since the last backward
         self._usual_forwards = 0  # before the first one
 
@@ -104,7 +104,7 @@ class Backwards:
         Args:
             is_part: Whether others of the same micro batch follow, through other parts of the model on this rank.
         """
-        self._heartbeat.beat(phase=f"{self.place}backward")
+        self._heartbeat.beat(phase=self.phase)
         self._compare_forwards()
         self._memory_watch.begin_backward(self._memory.kinds)
         writes, away = self._step.writes, self._step.away

@@ -83,7 +83,7 @@ class TrainingWork(_GatheredParameters):
         """See `ChunkWork`."""
         batches = self._batches
         item = self._items.of(chunk, micro)
-        batches.begin_forward(chunk, item)
+        batches.begin_forward(chunk, item, number=micro)
         output = batches.run_chunk(chunk, item, received, number=micro)
         if chunk == self._last:
             loss = batches.loss(output, item, self._loss_fn, where="engine.train_batch")

@@ -19,6 +19,7 @@ from dsrun.contract.heartbeats import HeartbeatWriter
 from dsrun.pipeline_schedules.actions import Schedule
 
 from ...mesh.join.groups import ProcessGroupMesh
+from ...mesh.wait_times import of_micro
 from ...observe.memory_watch import MemoryWatch
 from ...observe.tokens import count_tokens
 from ...parallel.pipeline.executor import Executor
@@ -94,8 +95,6 @@ class ScheduledBatches:
         self._reducer = sharded.reducer
         self._store = sharded.store
         self._backwards = backwards
-        if mesh.pipe.size > 1:
-            backwards.place = f"stage {mesh.pipe.rank} "
         self._guard = guard
         self._progress = progress
         self._report = report
@@ -197,9 +196,9 @@ class ScheduledBatches:
         with self._guard.explaining(), self._under_autocast(), self._seeded(number):
             return self.stages.run(chunk, micro.args, micro.kwargs, received)
 
-    def begin_forward(self, chunk: int, micro: MicroBatch) -> None:
-        """Tells that a chunk's forward that trains begins."""
-        self._heartbeat.beat(phase=f"{self._backwards.place}forward")
+    def begin_forward(self, chunk: int, micro: MicroBatch, *, number: int) -> None:
+        """Tells that a chunk's forward that trains begins, on the micro batch of a number."""
+        self._heartbeat.beat(phase=self._phase("forward", chunk, number))
         if chunk == 0:
             self._report.add_tokens(count_tokens(micro.args, micro.kwargs))
         self._memory_watch.begin_forward(self._progress.counters.global_steps + 1, self._memory.kinds)
@@ -225,6 +224,7 @@ class ScheduledBatches:
     ) -> None:
         """Runs the backward of a chunk as a micro step of its units; `split` puts off what `weight_grads` does."""
         self._progress.micro_steps_done = micro
+        self._backwards.phase = self._phase("backward", chunk, micro)
         later = nullcontext() if self._later is None or not split else self._later.deferring(chunk, micro)
         with self._seeded(micro), later:
             self._backwards.run_from(outputs, grads, units=self._units.get(chunk), is_part=split)
@@ -233,6 +233,7 @@ class ScheduledBatches:
         """Computes what a split backward has put off, as a micro step of its units."""
         assert self._later is not None, "a schedule that splits backwards has them split"
         self._progress.micro_steps_done = micro
+        self._backwards.phase = self._phase("weight grads", chunk, micro)
         self._backwards.run_put_off(partial(self._later.run, chunk, micro), units=self._units.get(chunk))
 
     def gather(self, chunk: int) -> None:
@@ -244,6 +245,10 @@ class ScheduledBatches:
         """Gives up these parameters."""
         self._kept.remove(chunk)
         self._store.let_go(self._gathered[chunk])
+
+    def _phase(self, kind: str, chunk: int, micro: int) -> str:
+        """Returns what the launcher is told of an action: 48 bytes, with a chunk and a micro batch of 4 digits each."""
+        return f"{kind}{of_micro(micro)} of chunk {chunk}" if self._mesh.pipe.size > 1 else kind
 
     def _note_failure(self) -> None:
         """Lets go of all chunks; other stages may wait for messages that will not come."""

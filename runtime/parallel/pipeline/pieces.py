@@ -36,18 +36,18 @@ def number_of(name: str) -> int:
     return crc32(name.encode())
 
 
-def piece_numbers(model: nn.Module) -> dict[str, int]:
-    """Returns the number of the piece that each parameter of a model is in, by the parameter's name.
+def piece_names(model: nn.Module) -> dict[str, str]:
+    """Returns the name of the piece that each parameter of a model is in, by the parameter's name.
 
     One that a module around the blocks has itself is a piece of its own.
     """
     names = (name for name, _ in model.named_parameters(remove_duplicate=False))
     inside = {
-        f"{name}.{param}": number_of(name)
+        f"{name}.{param}": name
         for name, module in pieces_of(model)
         for param, _ in module.named_parameters(remove_duplicate=False)
     }
-    return {name: number_of(name) for name in names} | inside
+    return {name: name for name in names} | inside
 
 
 def _is_in_stack(module: nn.Module, blocks: set[int]) -> bool:

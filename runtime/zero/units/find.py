@@ -92,7 +92,7 @@ def find_units(
     light: Collection[int] = (),
     comm_dtype: torch.dtype | None = None,
     cuts: Cuts = NO_CUTS,
-    piece_of: Callable[[str], int] | None = None,
+    piece_of: Callable[[str], str] | None = None,
 ) -> list[UnitSpec]:
     """Groups the trainable parameters of `model` into units, see [Note: units].
 
@@ -103,7 +103,7 @@ def find_units(
             others: these are in the rest unit, which travels as ever, whatever is in it.
         comm_dtype: dtype that the gradients of the parameters in `light` may travel in; None: that of all others.
         cuts: parameters that an axis beside data has changed.
-        piece_of: function that returns for the name of a parameter the number of its piece of the model: what is in a
+        piece_of: function that returns for the name of a parameter that of its piece of the model: what is in a
             rest unit lies in one piece, so that units are the same however many pieces a rank has. None: one piece.
 
     Returns:
@@ -130,7 +130,7 @@ def find_units(
         params = [item for item in rest if (id(item[1]) in kept) is (dtype is not None)]
         for placement, piece in dict.fromkeys(_lies(item, cuts, piece_of) for item in params):
             alike = tuple(item for item in params if _lies(item, cuts, piece_of) == (placement, piece))
-            in_piece = "" if piece is None else f" of piece {piece}"
+            in_piece = "" if piece is None else f" of {piece}"
             units.append(UnitSpec(name + in_cut(placement) + in_piece, None, alike, dtype, placement=placement))
     for name, param in sorted(((name_of(*item, cuts), item[1]) for item in shared), key=lambda item: item[0]):
         placement, dtype = placement_of(param, cuts), torch.float32 if id(param) in kept else None
@@ -140,8 +140,8 @@ def find_units(
 
 
 def _lies(
-    item: tuple[str, nn.Parameter], cuts: Cuts, piece_of: Callable[[str], int] | None
-) -> tuple[RankPlacement, int | None]:
+    item: tuple[str, nn.Parameter], cuts: Cuts, piece_of: Callable[[str], str] | None
+) -> tuple[RankPlacement, str | None]:
     """Returns where a parameter lies that is in no module's unit: those that lie alike are in one rest unit."""
     return placement_of(item[1], cuts), None if piece_of is None else piece_of(item[0])
 
