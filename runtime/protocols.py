@@ -14,6 +14,7 @@ from .layout.unit_layout import UnitLayout
 if TYPE_CHECKING:
     from .mesh.collectives import Collectives
 
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """Memory in the optimizer's own dtype, through which it sees ranges of other dtypes, one after the other.

@@ -152,7 +152,7 @@ def machine_here(report: ProbeReport, *, ranks: int | None, use_gpus: bool = Tru
     free = [memory if gpu.memory_free_bytes is None else gpu.memory_free_bytes for gpu in gpus]
     known = [size for size in free if size is not None]
     if not known:
-        return base
+        return replace(base, cores_per_host=report.cpu.cores_usable)
     product = gpus[0].name or "an unnamed GPU"
     spec = find_product(product)
     sharing = -(-count // len(gpus))

@@ -42,7 +42,7 @@ class Backwards:
         heartbeat: Writer of what this rank does, for the launcher that watches it.
 
     Attributes:
-        phase: What the launcher is told that this rank does in a backward; under stages which micro batch's it is.
+        phase: Name of what this rank does in a backward, for the launcher; under stages with its micro batch.
     """
 
     def __init__(

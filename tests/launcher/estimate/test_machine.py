@@ -101,6 +101,14 @@ def test_ranks_on_the_cpu_share_what_the_machine_has_left() -> None:
     assert machine.host_memory_bytes is not None
 
 
+def test_ranks_on_the_cpu_share_the_cores_that_the_job_may_use_and_gpus_share_none() -> None:
+    seen = report(139 * GIB)
+    two = replace(seen, cpu=replace(seen.cpu, cores_usable=2))
+    assert machine_here(two, ranks=3, use_gpus=False).ranks_per_core == 1.5
+    assert machine_here(two, ranks=1, use_gpus=False).ranks_per_core == 1
+    assert machine_here(two, ranks=3).cores_per_host is None
+
+
 def test_a_gpu_whose_memory_the_driver_does_not_tell_has_the_hosts(tmp_path: Path) -> None:
     spark = recorded_machine("dgx_spark", tmp_path).report()
     machine = machine_here(spark, ranks=None)

@@ -50,6 +50,8 @@ class Machine:
         gpu_memory_bytes: memory of one GPU that a rank may use; None for ranks on the CPU.
         host_memory_bytes: memory of one host that its ranks may use together; None where nothing tells.
         nvme_bytes: space of one host for offloading; None where nothing tells.
+        cores_per_host: cores on which the ranks of a host compute and copy; with more ranks than cores, speeds are
+            those of a rank that has a core to itself. None where each rank has a processor of its own.
         given: speeds the user stated; they go before those of the catalogue.
         notes: assumptions that were made, in words.
     """
@@ -61,6 +63,7 @@ class Machine:
     gpu_memory_bytes: int | None = None
     host_memory_bytes: int | None = None
     nvme_bytes: int | None = None
+    cores_per_host: float | None = None
     given: Speeds = Speeds()
     notes: tuple[str, ...] = ()
 
@@ -73,6 +76,11 @@ class Machine:
     def on_cpu(self) -> bool:
         """Whether ranks compute on the CPU, so that all state lies in host memory."""
         return self.gpu_memory_bytes is None
+
+    @property
+    def ranks_per_core(self) -> float:
+        """Ranks that take turns on a core when all of a host compute at once; 1 where each has its own."""
+        return 1.0 if self.cores_per_host is None else max(1.0, self.ranks_per_host / self.cores_per_host)
 
     def with_ranks(self, ranks: int) -> Machine:
         """Returns the machine with another number of ranks on as many hosts as they need."""

@@ -22,12 +22,13 @@ class StepTraffic:
     Attributes:
         flops: FLOPs of the model's forward and backward, recomputation included.
         optimizer_bytes: bytes that the optimizer update reads and writes in GPU memory.
-        axes: what it moves over each axis of ranks.
+        axes: traffic over each axis of ranks.
         pcie_to_gpu_bytes: bytes copied from host memory to the GPU.
         pcie_to_host_bytes: bytes copied from the GPU to host memory.
         ddr_bytes: bytes that offloading reads and writes in host memory, of all ranks of the host.
         nvme_read_bytes: bytes read from the drives, of all ranks of the host.
         nvme_write_bytes: written to the drives, of all ranks of the host.
+        mean_share: FLOPs of a rank, the mean over pipeline stages, by those of the stage with the most.
     """
 
     flops: float
@@ -38,6 +39,7 @@ class StepTraffic:
     ddr_bytes: int
     nvme_read_bytes: int
     nvme_write_bytes: int
+    mean_share: float = 1.0
 
     @property
     def network_bytes(self) -> int:
@@ -51,14 +53,15 @@ class StepTraffic:
 
 def most_traffic(traffic: Sequence[StepTraffic]) -> StepTraffic:
     """Returns the most of each amount: a step ends when the last rank has done its part."""
-    names = [field.name for field in fields(StepTraffic) if field.name != "axes"]
+    names = [field.name for field in fields(StepTraffic) if field.name not in ("axes", "mean_share")]
     most = {name: max(getattr(one, name) for one in traffic) for name in names}
     axes: dict[tuple[object, ...], AxisTraffic] = {}
     for axis in (axis for one in traffic for axis in one.axes):
         key = (axis.name, axis.axes, axis.ranks)
         if key not in axes or axis.sent_bytes > axes[key].sent_bytes:
             axes[key] = axis
-    return StepTraffic(axes=tuple(axes.values()), **most)
+    mean_share = sum(one.flops for one in traffic) / len(traffic) / most["flops"] if most["flops"] else 1.0
+    return StepTraffic(axes=tuple(axes.values()), mean_share=mean_share, **most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +218,10 @@ def floors(traffic: StepTraffic, settings: RunSettings, machine: Machine, *, str
     each other before they go on computing; of what is summed in backward nothing is waited for with
     `tensor_parallel.tp_overlap_comm`.
 
+    Ranks that share cores compute until the longest chain of ranks that wait for each other has ended, and until the
+    cores have done all ranks' work: what one waits costs nothing while as many others compute as there are cores. They
+    copy with the same cores, so that nothing they move within a host overlaps with computing.
+
     Args:
         traffic: bytes and arithmetic of a step.
         settings: settings of the run.
@@ -223,10 +230,12 @@ def floors(traffic: StepTraffic, settings: RunSettings, machine: Machine, *, str
     """
     speeds = machine.speeds(half=settings.compute_bytes == 2)
     pcie = max(traffic.pcie_to_gpu_bytes, traffic.pcie_to_host_bytes)
+    share = machine.ranks_per_core
+    busy = max(stretch, share * traffic.mean_share)
     found = [
-        _floor("compute", traffic.flops * stretch, speeds.flops, "flops", in_series=True),
-        _floor("optimizer", traffic.optimizer_bytes, speeds.memory, "memory", in_series=True),
-        *(_axis_floor(name, traffic, settings, machine, speeds, stretch) for name in get_args(AxisName)),
+        _floor("compute", traffic.flops * busy, speeds.flops, "flops", in_series=True),
+        _floor("optimizer", traffic.optimizer_bytes * share, speeds.memory, "memory", in_series=True),
+        *(_axis_floor(name, traffic, settings, machine, speeds, stretch, busy) for name in get_args(AxisName)),
         _floor("PCIe", pcie, speeds.pcie, "pcie"),
         _floor("DDR", traffic.ddr_bytes, speeds.ddr, "ddr"),
         _nvme(traffic, speeds),
@@ -241,13 +250,20 @@ def _floor(path: str, amount: float, speed: float | None, name: str, *, in_serie
 
 
 def _axis_floor(
-    name: AxisName, traffic: StepTraffic, settings: RunSettings, machine: Machine, speeds: Speeds, stretch: float
+    name: AxisName,
+    traffic: StepTraffic,
+    settings: RunSettings,
+    machine: Machine,
+    speeds: Speeds,
+    stretch: float,
+    busy: float,
 ) -> Floor | None:
     """Returns the time of all that goes over one axis, in all its sets of ranks, one after the other."""
     moved = [axis for axis in traffic.axes if axis.name == name]
     if not moved:
         return None
-    in_series = name in ("tensor", "context")
+    waits = name in ("tensor", "context")
+    in_series = waits or (machine.cores_per_host is not None and not any(axis.crosses_hosts for axis in moved))
     total = 0.0
     for axis in moved:
         wire = "network" if axis.crosses_hosts else "peer"
@@ -259,10 +275,14 @@ def _axis_floor(
         seconds = axis.sent_bytes * sets / speed
         if axis.crosses_hosts and speeds.peer is not None:
             seconds = max(seconds, axis.sent_bytes / speeds.peer)  # and from rank to rank within a host
+        if waits:
+            seconds *= stretch if axis.crosses_hosts else busy
+        elif not axis.crosses_hosts:
+            seconds *= machine.ranks_per_core
         total += seconds
     if name == "tensor" and settings.tensor_overlaps:
         total /= 2
-    return Floor(name, total * stretch if in_series else total, in_series=in_series)
+    return Floor(name, total, in_series=in_series)
 
 
 def _nvme(traffic: StepTraffic, speeds: Speeds) -> Floor | None:
