@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dsrun.estimate.model.units import ModelSize
     from dsrun.estimate.run.machine import Machine
     from dsrun.estimate.run.settings import RunSettings
-    from dsrun.estimate.search import Choice
+    from dsrun.estimate.search.changes import Free
 
 _T = TypeVar("_T")
 
@@ -41,6 +41,9 @@ _WRITE_STAGES = "write the number of stages that the script's PipelineModule has
 @click.option("--gpus", metavar="[NxM]GPU", help="GPUs to plan for, e.g. `8xH100-80G`; without it this machine.")
 @click.option("-H", "--hostfile", metavar="FILE", help="Hosts to plan for; GPUs by --gpus, else as on this machine.")
 @click.option("-n", "--ranks", type=click.IntRange(1, MAX_SLOTS), metavar="N", help="Ranks on one host.")
+@click.option(
+    "--axes", metavar="SIZES", help="Sizes of axes in place of the config's: `t8p4`, with d, t, p, v, m, u or c."
+)
 @click.option("--seq", type=click.IntRange(min=1), metavar="N", help="Tokens of a sample.  [default: 4096]")
 @click.option(
     "--micro", type=click.IntRange(min=1), metavar="N", help="Samples of a forward, in place of the config's."
@@ -77,6 +80,7 @@ def command(
     gpus: str | None,
     hostfile: str | None,
     ranks: int | None,
+    axes: str | None,
     seq: int | None,
     micro: int | None,
     recompute: Literal["none", "blocks"] | None,
@@ -100,10 +104,12 @@ def command(
                          before there is one, add `--model`
     """
     from dsrun.estimate.prediction import predict
-    from dsrun.estimate.search import fastest, what_if
+    from dsrun.estimate.search.nearest import nearest
+    from dsrun.estimate.search.what_if import what_if, what_if_axes
 
+    from ..estimate.choices_text import describe_choices, describe_layouts, describe_misfit, nearest_json
     from ..estimate.machine import find_machine
-    from ..estimate.text import describe_choices, describe_prediction, prediction_json
+    from ..estimate.text import describe_prediction, prediction_json
 
     if fit and all_choices:
         raise UsageError("`--fit` and `--what-if` exclude each other", hint="leave one of them out")
@@ -117,28 +123,33 @@ def command(
             gpus=gpus, hostfile=hostfile, ranks=ranks, host_memory=host_memory, nvme=nvme, speeds=speed
         ),
     )
-    checked = _attempt(problems, lambda: _config(config))
-    if machine is None or size is None or checked is None or problems:
+    sizes = _attempt(problems, lambda: _axes(axes))
+    checked = _attempt(problems, lambda: _config(config, sizes or {}))
+    if machine is None or size is None or checked is None or sizes is None or problems:
         raise UsageError.of(problems)
-    settings = _settings(checked, size, machine, seq=seq, micro=micro, recompute=recompute)
+    settings = _settings(checked, size, machine, sizes, seq=seq, micro=micro, recompute=recompute)
     if picture is not None:
         return _draw(settings, picture)
     if fit:
-        return _print_fit(checked, fastest(size, settings, machine), settings)
+        return _print_fit(checked, size, settings, machine, free=_free(sizes, recompute))
     if all_choices:
-        predictions = what_if(size, settings, machine)
+        predictions, layouts = what_if(size, settings, machine), what_if_axes(size, settings, machine)
         if as_json:
-            click.echo(json.dumps([prediction_json(prediction) for prediction in predictions], indent=2))
+            told = [*predictions, *(prediction for rows in layouts for prediction in rows)]
+            click.echo(json.dumps([prediction_json(prediction) for prediction in told], indent=2))
         else:
-            click.echo("\n".join(describe_choices(predictions)))
+            table = describe_layouts(layouts)
+            click.echo("\n".join([*describe_choices(predictions), *([""] if table else []), *table]))
         return 0
     if config is None:
         settings = _fastest_stage(size, settings, machine)
     prediction = predict(size, settings, machine)
+    near = nearest(size, settings, machine, most_ranks=0) if prediction.fits is False else []
     if as_json:
-        click.echo(json.dumps(prediction_json(prediction), indent=2))
+        click.echo(json.dumps({**prediction_json(prediction), "nearest": nearest_json(near)}, indent=2))
     else:
-        click.echo("\n".join(describe_prediction(prediction)))
+        misfit = describe_misfit(prediction, near)
+        click.echo("\n".join([*describe_prediction(prediction), *([""] if misfit else []), *misfit]))
     return 0
 
 
@@ -170,11 +181,21 @@ def _model(text: str, other: str | None, trained: str | None) -> ModelSize:
     return size.with_trained(numel)
 
 
-def _config(path: str | None) -> Config:
+def _axes(text: str | None) -> dict[str, int]:
+    from ..estimate.config_changes import parse_axes
+
+    return {} if text is None else parse_axes(text)
+
+
+def _config(path: str | None, sizes: Mapping[str, int]) -> Config:
     from dsrun.config.findings import Code, Severity, errors_of
     from dsrun.config.load import inspect
 
+    from ..estimate.config_changes import with_axes
+
     inspection = inspect(_NO_CONFIG if path is None else path, keep_planned=True)
+    if inspection.config is not None and sizes:
+        inspection = inspect(with_axes(inspection.config.raw, sizes), keep_planned=True)
     if inspection.config is None:
         # What is planned is no fault here; only the other errors stand in the way.
         faults = [finding for finding in inspection.findings if finding.code is not Code.PLANNED]
@@ -188,6 +209,7 @@ def _settings(
     config: Config,
     size: ModelSize,
     machine: Machine,
+    sizes: Mapping[str, int],
     *,
     seq: int | None,
     micro: int | None,
@@ -214,15 +236,46 @@ def _settings(
         assumed = Problem(f"{config.source}: {OPEN_STAGES}", _WRITE_STAGES)
         raise ConfigError.of([*error.problems, assumed]) from error
     notes = (f"{OPEN_STAGES}; {_WRITE_STAGES}",) if is_open else ()
-    return replace(settings, notes=(*settings.notes, *notes))
+    settings = replace(settings, notes=(*settings.notes, *notes))
+    return _checked_axes(_with_ring(settings, sizes, machine), sizes, machine)
+
+
+def _with_ring(settings: RunSettings, sizes: Mapping[str, int], machine: Machine) -> RunSettings:
+    """Returns the settings with a ring, which no key of a config sizes; samples of a data rank stay."""
+    from dataclasses import replace
+
+    from dsrun.config.axes import divide
+
+    ring = sizes.get("c", 1)
+    if ring == 1:
+        return settings
+    axes = {**settings.axis_sizes, "ring": ring}
+    divide(machine.ranks, axes)
+    return replace(settings, axis_sizes=axes, planned=(*settings.planned, "--axes c"))
+
+
+def _checked_axes(settings: RunSettings, sizes: Mapping[str, int], machine: Machine) -> RunSettings:
+    """Returns the settings if there are as many data ranks as `--axes` says.
+
+    Raises:
+        UsageError: there are not.
+    """
+    data = settings.ranks_of("batch", machine.ranks)
+    if data != sizes.get("d", data):
+        others = "".join(f" beside {name} {size}" for name, size in settings.axis_sizes.items() if size > 1)
+        raise UsageError(
+            f"`--axes` says d{sizes['d']}; {machine.ranks} ranks leave {data}{others}",
+            hint=f"leave d out, or plan for {machine.ranks // data * sizes['d']} ranks",
+        )
+    return settings
 
 
 def _fastest_stage(size: ModelSize, settings: RunSettings, machine: Machine) -> RunSettings:
     from dataclasses import replace
 
-    from dsrun.estimate.search import fastest
+    from dsrun.estimate.search.fastest import fastest
 
-    choice = fastest(size, settings, machine, pipelines=False)
+    choice = fastest(size, settings, machine, free={"stage", "batch"})
     stage = settings.stage if choice is None else choice.prediction.settings.stage
     reason = "none fits" if choice is None else "the fastest that fits"
     note = f"no `--config`: bf16 with AdamW, at stage {stage} ({reason})"
@@ -253,8 +306,20 @@ def _draw(settings: RunSettings, path: str) -> int:
     return 0
 
 
-def _print_fit(config: Config, choice: Choice | None, settings: RunSettings) -> int:
+def _free(sizes: Mapping[str, int], recompute: str | None) -> frozenset[Free]:
+    """Returns what a search may change: all that no option says."""
+    from dsrun.estimate.search.changes import EVERYTHING
+
+    by_letter: dict[str, Free] = {"t": "tensor", "p": "pipe", "v": "schedule", "m": "batch"}
+    held = {what for letter, what in by_letter.items() if letter in sizes}
+    return EVERYTHING - held - ({"recompute"} if recompute is not None else set())
+
+
+def _print_fit(
+    config: Config, size: ModelSize, settings: RunSettings, machine: Machine, *, free: frozenset[Free]
+) -> int:
     from dsrun.config.show.migrate import dump
+    from dsrun.estimate.search.fastest import fastest
     from dsrun.units import format_duration
 
     from ..estimate.text import verdict
@@ -265,47 +330,49 @@ def _print_fit(config: Config, choice: Choice | None, settings: RunSettings) -> 
             f"the config asks for {', '.join(f'`{key}`' for key in blocked)}, which this version does not build yet",
             hint="leave that out, or see with `--what-if` what it would need",
         )
+    choice = fastest(
+        size, settings, machine, free=free, accepts=lambda chosen: _is_config(config, chosen, settings, machine)
+    )
     if choice is None:
         raise UsageError(
-            "no stage and micro batch fits",
-            hint="`--what-if` shows by how much; more ranks, `--recompute blocks` or a shorter `--seq` need less",
+            "no layout, stage, recomputation, offload and micro batch fits",
+            hint="`--what-if` shows by how much; more ranks, `--host-memory` or a shorter `--seq` help",
         )
     prediction = choice.prediction
     chosen = prediction.settings
-    document = _changed(config.raw, chosen, had_train_batch=config.train_batch_size is not None)
+    document = _document(config, chosen, settings)
     click.echo(dump(document), nl=False)
     seconds = prediction.step.seconds
     time = "" if seconds is None else f", a step of at least {format_duration(seconds)}"
-    changed = ", ".join(f"`{key}` {value}" for key, value in choice.changes) or "nothing to change"
+    changed = ", ".join(f"`{key}` {_shown(value)}" for key, value in choice.changes) or "nothing to change"
     if chosen.stages > 1 and chosen.stages != settings.stages:
         changed += "; the script trains with `engine.train_batch`"
-    by_script = ", where the script recomputes its blocks" if chosen.recompute == "blocks" else ""
-    click.echo(f"dsrun: {verdict(prediction)}{by_script}{time}; {changed}", err=True)
+    click.echo(f"dsrun: {verdict(prediction)}{_by_script(config, chosen, settings)}{time}; {changed}", err=True)
     return 0
 
 
-def _changed(raw: dict[str, Any], chosen: RunSettings, *, had_train_batch: bool) -> dict[str, Any]:
-    """Returns the config as written, with the chosen stage, pipeline and batch; offload leaves it."""
-    document: dict[str, Any] = dict(raw)
-    zero = {
-        key: value for key, value in dict(raw.get("zero_optimization") or {}).items() if not key.startswith("offload_")
-    }
-    document["zero_optimization"] = {**zero, "stage": chosen.stage}
-    if chosen.stages > 1:
-        document["pipeline"] = _pipeline_changed(dict(raw.get("pipeline") or {}), chosen)
-    else:
-        document.pop("pipeline", None)
-    document["train_micro_batch_size_per_gpu"] = chosen.micro_batch
-    document["gradient_accumulation_steps"] = chosen.accumulation_steps
-    if not had_train_batch:
+def _shown(value: int | str | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _by_script(config: Config, chosen: RunSettings, settings: RunSettings) -> str:
+    """Returns who recomputes blocks, where no section of the config has them recomputed."""
+    said = config.activation_checkpointing.chosen_policy not in ("none", "compiler")
+    is_asked = (chosen.recompute, chosen.policy) == (settings.recompute, settings.policy)
+    return ", where the script recomputes its blocks" if chosen.recompute == "blocks" and is_asked and not said else ""
+
+
+def _document(config: Config, chosen: RunSettings, settings: RunSettings) -> dict[str, Any]:
+    from ..estimate.config_changes import with_choice
+
+    document = with_choice(config.raw, chosen, settings)
+    if config.train_batch_size is None:
         document.pop("train_batch_size", None)
     return document
 
 
-def _pipeline_changed(section: dict[str, Any], chosen: RunSettings) -> dict[str, Any]:
-    """Returns the section as written, with the chosen stages, chunks and schedule."""
-    for name in ("stages", "schedule", "virtual_stages", "partition"):
-        section.pop(name, None)
-    chunks = {"virtual_stages": chosen.chunks_per_rank} if chosen.chunks_per_rank > 1 else {}
-    partition = {} if chosen.partition == "cost" else {"partition": chosen.partition}
-    return {"stages": chosen.stages, "schedule": chosen.schedule, **chunks, **partition, **section}
+def _is_config(config: Config, chosen: RunSettings, settings: RunSettings, machine: Machine) -> bool:
+    """Whether a config can say these settings: its own rules are asked."""
+    from dsrun.config.load import inspect
+
+    return inspect(_document(config, chosen, settings), world_size=machine.ranks).config is not None

@@ -23,7 +23,7 @@ from .model import LAST_RUN, find_model, last_run
 if TYPE_CHECKING:
     from dsrun.estimate.model.units import ModelSize
     from dsrun.estimate.run.machine import Machine
-    from dsrun.estimate.search import Choice
+    from dsrun.estimate.search.changes import Choice
 
     from ..launch.resolve import Launch
 
@@ -69,7 +69,7 @@ def refuse_misfit(model: ModelSize, config: str, machine: Machine, *, most_ranks
     from dsrun.config.load import load
     from dsrun.estimate.prediction import predict
     from dsrun.estimate.run.settings import read_settings
-    from dsrun.estimate.search import nearest
+    from dsrun.estimate.search.nearest import nearest
 
     loaded = load(config)
     if has_open_stages(loaded):

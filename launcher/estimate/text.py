@@ -47,19 +47,20 @@ def describe_prediction(prediction: Prediction) -> list[str]:
 def _head(prediction: Prediction) -> list[str]:
     settings = prediction.settings
     rows = [
-        _model_row(prediction),
+        model_row(prediction),
         ("on", prediction.machine.label),
         ("settings", describe_settings(settings)),
-        ("batch", _batch(prediction)),
+        ("batch", batch_text(prediction)),
         ("state", _state(prediction)),
         ("verdict", verdict(prediction)),
     ]
     if settings.planned:
         rows.append(("", f"this version refuses {', '.join(f'`{key}`' for key in settings.planned)}"))
-    return _table(rows)
+    return head_table(rows)
 
 
-def _model_row(prediction: Prediction) -> tuple[str, str]:
+def model_row(prediction: Prediction) -> tuple[str, str]:
+    """Returns the row of a report's head that names the model."""
     model = prediction.model
     frozen = f", {format_count(model.frozen_numel)} of them frozen" if model.frozen_numel else ""
     shape = model.architecture
@@ -67,7 +68,8 @@ def _model_row(prediction: Prediction) -> tuple[str, str]:
     return "model", f"{model.label}: {format_count(model.numel)} parameters{frozen}{layers}"
 
 
-def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
+def head_table(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Returns rows of label and text as lines."""
     lines: list[str] = []
     for label, text in rows:
         lines += textwrap.wrap(
@@ -109,7 +111,8 @@ def offload_text(settings: RunSettings) -> str:
     return ", ".join(parts)
 
 
-def _batch(prediction: Prediction) -> str:
+def batch_text(prediction: Prediction) -> str:
+    """Returns micro batch, micro steps and tokens of a step."""
     settings = prediction.settings
     steps = settings.accumulation_steps
     micro = f"{settings.micro_batch} x {settings.sequence:,} tokens a rank"
@@ -253,36 +256,6 @@ def _speed_notes(machine: Machine) -> list[str]:
         return [] if not machine.on_cpu else ["speeds of processors are not guessed; give them with `--speed`"]
     shares = f"{ACHIEVABLE['compute']:.0%} of its FLOP/s, {ACHIEVABLE['memory']:.0%} of its memory's"
     return [f"speeds: {shares} and {ACHIEVABLE['links']:.0%} of links' bandwidth in: {machine.gpu.source}"]
-
-
-def describe_choices(predictions: Sequence[Prediction]) -> list[str]:
-    """Returns a table of settings: memory, shortest step, whether they fit and whether this version runs them."""
-    first = predictions[0]
-    on_cpu = first.machine.on_cpu
-    columns = ("CPU", "NVMe") if on_cpu else ("GPU", "CPU", "NVMe")
-    header = f"{'stage':<6}{'offload':<33}" + "".join(f"{name:>8}" for name in columns) + "   step >=  fits"
-    lines = [*_table([_model_row(first), ("on", first.machine.label), ("batch", _batch(first))]), "", header]
-    for prediction in predictions:
-        settings = prediction.settings
-        sizes = "".join(f"{_column(prediction, name) / _GIB:>8.1f}" for name in columns)
-        seconds = prediction.step.seconds
-        time = "?" if seconds is None else format_duration(seconds)
-        mark = "" if prediction.step.complete or seconds is None else "+"
-        fits = {True: "yes", False: "no", None: "?"}[prediction.fits]
-        lines.append(
-            f"{settings.stage:<6}{offload_text(settings):<33}{sizes}{time + mark:>10}  {fits}"
-            f"{'' if settings.can_run else ' *'}"
-        )
-    lines.append("memory in GiB a rank")
-    if any(not prediction.settings.can_run for prediction in predictions):
-        lines.append("* planned: this version cannot run it")
-    if any(not prediction.step.complete and prediction.step.seconds is not None for prediction in predictions):
-        lines.append("+ and a path whose speed is not known")
-    return lines
-
-
-def _column(prediction: Prediction, name: str) -> int:
-    return sum(tier.total_bytes for tier in prediction.tiers if tier.name.split()[0] == name)
 
 
 def _axis_json(axis: AxisTraffic) -> dict[str, Any]:

@@ -201,6 +201,26 @@ class _StageNeeds:
         return sum(tier.total_bytes for tier in self.tiers if tier.name.startswith("CPU"))
 
 
+@dataclass(frozen=True, slots=True)
+class _StageLoad:
+    """What a stage has to hold and do: live micro batches, FLOPs and bytes sent in a step."""
+
+    stage: StageSize
+    live: float
+    flops: float
+    sent: int
+
+
+def _heaviest(loads: list[_StageLoad]) -> list[_StageLoad]:
+    """Returns the loads of a search: of stages with the same layers each is told with the most of all of them."""
+    most: dict[StageSize, _StageLoad] = {}
+    for load in loads:
+        known = most.get(load.stage, load)
+        live, flops, sent = max(known.live, load.live), max(known.flops, load.flops), max(known.sent, load.sent)
+        most[load.stage] = _StageLoad(load.stage, live, flops, sent)
+    return [most[load.stage] for load in loads]
+
+
 def predict(model: ModelSize, settings: RunSettings, machine: Machine, *, exact: bool = True) -> Prediction:
     """Predicts a run.
 
@@ -208,7 +228,8 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine, *, exact:
         model: model to train.
         settings: settings of the run.
         machine: machine to train on; its number of ranks is divisible by the parallel sizes of `settings`.
-        exact: whether a pipeline's schedule is simulated; else its formula tells what ranks wait, for a search.
+        exact: whether a pipeline's schedule is simulated; else its formula tells what ranks wait, and stages with the
+            same layers are taken for the fullest of them, for a search.
 
     Raises:
         ConfigError: the model cannot be cut into the pipeline stages of `settings`.
@@ -225,10 +246,11 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine, *, exact:
         model_flops(model, settings, again=more, is_fused=is_fused) * stage.cost
         for stage, more in zip(stages, again, strict=True)
     ]
-    needs = [
-        _needs(stage, settings, machine, beyond=beyond, live=held, flops=computed, sent=away)
-        for stage, held, computed, away in zip(stages, live, flops, sent, strict=True)
-    ]
+    loads = [_StageLoad(*load) for load in zip(stages, live, flops, sent, strict=True)]
+    if not exact:
+        loads = _heaviest(loads)
+    computed = {load: _needs(load, settings, machine, beyond=beyond) for load in dict.fromkeys(loads)}
+    needs = [computed[load] for load in loads]
     # Where a rank computes comes first among its tiers.
     fullest = max(range(len(needs)), key=lambda number: (needs[number].tiers[0].total_bytes, -number))
     traffic = most_traffic([need.traffic for need in needs])
@@ -252,10 +274,8 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine, *, exact:
     )
 
 
-def _needs(
-    stage: StageSize, settings: RunSettings, machine: Machine, *, beyond: int, live: float, flops: float, sent: int
-) -> _StageNeeds:
-    model = stage.model
+def _needs(load: _StageLoad, settings: RunSettings, machine: Machine, *, beyond: int) -> _StageNeeds:
+    model, stage, live = load.stage.model, load.stage, load.live
     shard_ranks = settings.ranks_of("shard", machine.ranks)
     units = pad_units(model.units, shard_ranks, tensor_parallel=settings.tensor_parallel, by_block=settings.stages > 1)
     frozen = -(-model.frozen_numel // settings.tensor_parallel)
@@ -281,13 +301,13 @@ def _needs(
             _tier("CPU", [*pageable, *process], _part(machine.host_memory_bytes, share)),
         ]
     tiers.append(_tier("NVMe", drives, _part(machine.nvme_bytes, share)))
-    axes = axis_traffic(stage, units, settings, machine, boundary_bytes=sent)
+    axes = axis_traffic(stage, units, settings, machine, boundary_bytes=load.sent)
     traffic = step_traffic(model, units, settings, machine, axes=axes)
     return _StageNeeds(
         state=state,
         tiers=tuple(tiers),
         copied=checkpoint_copy_bytes(units, settings, frozen_numel=frozen, ranks=shard_ranks),
-        traffic=replace(traffic, flops=flops),
+        traffic=replace(traffic, flops=load.flops),
     )
 
 

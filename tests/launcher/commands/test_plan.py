@@ -284,8 +284,8 @@ def test_fit_prints_a_config_that_loads_and_fits(tmp_path: Path) -> None:
 
 def test_fit_where_nothing_fits_says_what_needs_less() -> None:
     assert refused("plan", "70B", "--gpus", "2xRTX4090", "--fit") == (
-        "error: no stage and micro batch fits\n"
-        "hint: `--what-if` shows by how much; more ranks, `--recompute blocks` or a shorter `--seq` need less\n"
+        "error: no layout, stage, recomputation, offload and micro batch fits\n"
+        "hint: `--what-if` shows by how much; more ranks, `--host-memory` or a shorter `--seq` help\n"
     )
 
 

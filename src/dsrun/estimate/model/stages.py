@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from dsrun.errors import ConfigError
 from dsrun.estimate.model.architecture import Architecture
 from dsrun.estimate.model.units import ModelSize, UnitGroup
 from dsrun.estimate.run.settings import RunSettings
-from dsrun.pipeline_schedules.generate import make_schedule
+from dsrun.pipeline_schedules.generate import ScheduleName, make_schedule
 from dsrun.pipeline_schedules.partition import balance, explicit, uniform
 
 
@@ -52,6 +53,10 @@ class _Layers:
     loose: tuple[UnitGroup, ...]
 
 
+#: Cuts that are kept: a search asks for the same ones again and again.
+_MOST_CUTS = 1024
+
+
 def cut_into_stages(model: ModelSize, settings: RunSettings) -> tuple[StageSize, ...]:
     """Returns what each rank of a pipeline has; with one stage, the model.
 
@@ -66,10 +71,30 @@ def cut_into_stages(model: ModelSize, settings: RunSettings) -> tuple[StageSize,
     Raises:
         ConfigError: the model has fewer blocks than chunks, or the bounds are those of another model.
     """
-    stages, chunks = settings.stages, settings.stages * settings.chunks_per_rank
-    if stages == 1:  # whatever its layers are
+    if settings.stages == 1:  # whatever its layers are
         count = 0 if model.architecture is None else model.architecture.layers
         return (StageSize(model=model, blocks=(count,), costs=(1.0,), has_embedding=True, has_head=True, rows=1),)
+    how = (settings.schedule, settings.partition, settings.sequence)
+    return _cut(model, settings.stages, settings.chunks_per_rank, *how)
+
+
+@lru_cache(maxsize=_MOST_CUTS)
+def _cut(
+    model: ModelSize,
+    stages: int,
+    chunks_per_rank: int,
+    schedule: ScheduleName,
+    partition: str | tuple[int, ...],
+    sequence: int,
+) -> tuple[StageSize, ...]:
+    settings = RunSettings(
+        axis_sizes={"pipe": stages},
+        chunks_per_rank=chunks_per_rank,
+        schedule=schedule,
+        partition=partition,
+        sequence=sequence,
+    )
+    chunks = stages * chunks_per_rank
     layers = _layers(model)
     if chunks > len(layers.blocks) + _ends(layers):
         raise ConfigError(

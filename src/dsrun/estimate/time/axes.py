@@ -67,7 +67,7 @@ def axis_traffic(
     """Returns what a rank of a pipeline stage moves over each axis; axes with nothing to do are left out.
 
     Args:
-        stage: what the stage has of the model.
+        stage: part of the model that the stage has.
         units: units of the stage, padded for the ranks.
         settings: settings of the run.
         machine: ranks of the job and of a host.
@@ -160,7 +160,7 @@ def tensor_buffers(stage: StageSize, shape: Architecture, settings: RunSettings)
     loss; an embedding that it is tied to sums its outputs.
 
     Args:
-        stage: what a pipeline stage has of the model.
+        stage: part of the model that a pipeline stage has.
         shape: shape of its blocks.
         settings: settings of the run.
 

@@ -179,11 +179,10 @@ def _rows(stages: Sequence[StageSize], settings: RunSettings) -> tuple[StageEsti
     micros = settings.accumulation_steps
     # Beyond a few rounds nothing changes; whole rounds, for the schedules that take no others.
     enough = min(micros, 4 * count) if settings.schedule in _BOUNDED else micros
-    schedule = _made(settings.schedule, count, enough, virtual)
-    sent = _messages(schedule.rank_of)
+    sent = _messages(_made(settings.schedule, count, enough, virtual).rank_of)
     rows: list[StageEstimate] = []
     for rank, stage in enumerate(stages):
-        live = most_live(schedule, rank, stage.blocks) / max(1, sum(stage.blocks))
+        live = _live(settings.schedule, count, enough, virtual, rank, stage.blocks)
         rows.append(
             StageEstimate(
                 blocks=stage.blocks,
@@ -197,6 +196,12 @@ def _rows(stages: Sequence[StageSize], settings: RunSettings) -> tuple[StageEsti
             )
         )
     return tuple(rows)
+
+
+@cache
+def _live(name: ScheduleName, ranks: int, micros: int, virtual: int, rank: int, blocks: tuple[int, ...]) -> float:
+    """Returns the micro batches that a rank holds at once, in parts of its blocks."""
+    return most_live(_made(name, ranks, micros, virtual), rank, blocks) / max(1, sum(blocks))
 
 
 def _messages(rank_of: Sequence[int]) -> list[int]:
