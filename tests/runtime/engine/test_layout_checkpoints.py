@@ -99,6 +99,7 @@ def load_all(saved: list[Saved], layout: Layout, folder: Path, *, tied: bool, af
     return found[0]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("tied", "after", "layouts"), [(False, 3, LAYOUTS), (True, 1, LAYOUTS[1::3])], ids=["apart", "tied"]
 )

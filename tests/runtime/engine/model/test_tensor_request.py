@@ -96,6 +96,7 @@ def _initialize(config: dict[str, Any], size: int, group_of: str, dtype: str) ->
     rank = dist.get_rank()
     ranks = {"neighbours": [rank // 2 * 2, rank // 2 * 2 + 1], "others": [rank % 2, rank % 2 + 2]}
     group = dist.new_group(ranks[group_of], use_local_synchronization=True) if group_of else None
+    dist.barrier()  # or a rank that is refused could be gone while others still join their group
     model = dsrun.tp_model_init(nn.Linear(2, 2), size, getattr(torch, dtype), tp_group=group)
     try:
         engine: Any = dsrun.initialize(model=model, config=config)[0]
