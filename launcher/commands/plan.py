@@ -322,6 +322,7 @@ def _print_fit(
     from dsrun.estimate.search.fastest import fastest
     from dsrun.units import format_duration
 
+    from ..estimate.config_changes import format_value
     from ..estimate.text import verdict
 
     blocked = [key for key in settings.planned if ".offload_" not in key]
@@ -344,15 +345,11 @@ def _print_fit(
     click.echo(dump(document), nl=False)
     seconds = prediction.step.seconds
     time = "" if seconds is None else f", a step of at least {format_duration(seconds)}"
-    changed = ", ".join(f"`{key}` {_shown(value)}" for key, value in choice.changes) or "nothing to change"
+    changed = ", ".join(f"`{key}` {format_value(value)}" for key, value in choice.changes) or "nothing to change"
     if chosen.stages > 1 and chosen.stages != settings.stages:
         changed += "; the script trains with `engine.train_batch`"
     click.echo(f"dsrun: {verdict(prediction)}{_by_script(config, chosen, settings)}{time}; {changed}", err=True)
     return 0
-
-
-def _shown(value: int | str | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _by_script(config: Config, chosen: RunSettings, settings: RunSettings) -> str:

@@ -10,6 +10,7 @@ from dsrun.estimate.prediction import Prediction, Tier
 from dsrun.estimate.search.changes import Choice, recomputation_of
 from dsrun.units import format_bytes, format_duration
 
+from .config_changes import format_value
 from .text import batch_text, head_table, model_row, offload_text
 
 _GIB = 1 << 30
@@ -76,7 +77,7 @@ def describe_misfit(prediction: Prediction, choices: Sequence[Choice]) -> list[s
     lines.append("nearest that fits")
     for choice in choices:
         found = choice.prediction
-        changed = ", ".join(f"`{key}` {_value(value)}" for key, value in choice.changes)
+        changed = ", ".join(f"`{key}` {format_value(value)}" for key, value in choice.changes)
         tier = found.tiers[0]
         room = "" if tier.limit_bytes is None else f" of {format_bytes(tier.limit_bytes)}"
         seconds = found.step.seconds
@@ -111,10 +112,6 @@ def _wrapped(text: str) -> list[str]:
 def _largest(tier: Tier) -> str:
     lines = sorted(tier.lines, key=lambda line: -(line.size_bytes or 0))[:_LARGEST]
     return ", ".join(f"{line.name} {format_bytes(line.size_bytes or 0)}" for line in lines)
-
-
-def _value(value: int | str | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _memory_columns(prediction: Prediction) -> tuple[str, ...]:

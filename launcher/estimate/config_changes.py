@@ -104,6 +104,11 @@ def with_choice(raw: Mapping[str, Any], chosen: RunSettings, asked: RunSettings)
     return document
 
 
+def format_value(value: int | str | bool) -> str:
+    """Returns a value as a config writes it, without quotes."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _section(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(raw.get(name) or {})
 

@@ -17,6 +17,7 @@ from dsrun.errors import InputError, UsageError
 from dsrun.units import format_bytes
 
 from ..machine.read import probe
+from .config_changes import format_value
 from .machine import machine_here
 from .model import LAST_RUN, find_model, last_run
 
@@ -105,14 +106,10 @@ def _way_out(choices: Sequence[Choice]) -> str:
         return "no stage, precision or micro batch of this version fits here; see `dsrun plan --what-if`"
     return "the model state fits with " + ", or ".join(
         " and ".join(
-            f"`{key} {value}`" if key.startswith("-") else f"`{key}` {_value(value)}" for key, value in c.changes
+            f"`{key} {value}`" if key.startswith("-") else f"`{key}` {format_value(value)}" for key, value in c.changes
         )
         for c in choices
     )
-
-
-def _value(value: int | str | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _same_as_before(launch: Launch, jobs: Sequence[Path]) -> ModelSize | None:

@@ -10,10 +10,9 @@ import pytest
 
 from dsrun.estimate.model.units import from_count
 from dsrun.estimate.prediction import Prediction, predict
-from dsrun.estimate.run.catalogue import find_gpu
-from dsrun.estimate.run.machine import Machine
 from dsrun.estimate.run.settings import RunSettings
 from support.cli import invoke
+from support.planned_machines import gpus
 
 GUIDE = (Path(__file__).parents[3] / "docs/guides/axes.md").read_text()
 FITTED = re.findall(r"```console\n\$ dsrun (plan [^\n]+) > ds\.json\n(.*?)```", GUIDE, re.S)
@@ -21,20 +20,8 @@ SHOWN = re.findall(r"```console\n\$ dsrun (plan [^\n>]+)\n```", GUIDE)
 BF16 = RunSettings(compute_bytes=2, sequence=4096)
 
 
-def machine(name: str, ranks: int, *, per_host: int = 8) -> Machine:
-    gpu = find_gpu(name)
-    return Machine(
-        label=name,
-        ranks=ranks,
-        ranks_per_host=min(ranks, per_host),
-        gpu=gpu,
-        gpu_memory_bytes=gpu.memory_bytes,
-        host_memory_bytes=2 << 40,
-    )
-
-
 def plan(billions: float, name: str, ranks: int, settings: RunSettings) -> Prediction:
-    return predict(from_count(round(billions * 10**9)), settings, machine(name, ranks))
+    return predict(from_count(round(billions * 10**9)), settings, gpus(name, ranks, host_memory=2 << 40))
 
 
 def seconds(prediction: Prediction) -> float:

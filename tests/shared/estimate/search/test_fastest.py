@@ -15,22 +15,11 @@ from dsrun.estimate.run.settings import RunSettings
 from dsrun.estimate.search.fastest import fastest
 from dsrun.estimate.search.layouts import divisors
 from dsrun.estimate.search.what_if import what_if
+from support.planned_machines import gpus
 
 GIB = 1 << 30
 MODEL = from_count(7 * 10**9)
 BF16 = RunSettings(compute_bytes=2, sequence=2048, micro_batch=8)
-
-
-def gpus(name: str, count: int = 8, *, per_host: int = 8, host_memory: int | None = None) -> Machine:
-    gpu = find_gpu(name)
-    return Machine(
-        label=name,
-        ranks=count,
-        ranks_per_host=min(per_host, count),
-        gpu=gpu,
-        gpu_memory_bytes=gpu.memory_bytes,
-        host_memory_bytes=host_memory,
-    )
 
 
 def test_the_fastest_fits_and_keeps_the_samples_of_a_step() -> None:

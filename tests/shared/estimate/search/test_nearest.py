@@ -8,26 +8,14 @@ import pytest
 
 from dsrun.estimate.model.units import from_count
 from dsrun.estimate.prediction import predict
-from dsrun.estimate.run.catalogue import find_gpu
 from dsrun.estimate.run.machine import Machine
 from dsrun.estimate.run.settings import RunSettings
 from dsrun.estimate.search.nearest import nearest
+from support.planned_machines import gpus
 
 GIB = 1 << 30
 MODEL = from_count(7 * 10**9)
 BF16 = RunSettings(compute_bytes=2, sequence=2048, micro_batch=8)
-
-
-def gpus(name: str, count: int = 8, *, per_host: int = 8, host_memory: int | None = None) -> Machine:
-    gpu = find_gpu(name)
-    return Machine(
-        label=name,
-        ranks=count,
-        ranks_per_host=min(per_host, count),
-        gpu=gpu,
-        gpu_memory_bytes=gpu.memory_bytes,
-        host_memory_bytes=host_memory,
-    )
 
 
 def test_the_nearest_that_fit_change_as_little_as_can_be() -> None:

@@ -7,27 +7,14 @@ from dataclasses import replace
 from dsrun.config.findings import Code
 from dsrun.config.load import inspect
 from dsrun.estimate.model.units import from_count
-from dsrun.estimate.run.catalogue import find_gpu
-from dsrun.estimate.run.machine import Machine
 from dsrun.estimate.run.settings import RunSettings
 from dsrun.estimate.search.changes import RECOMPUTATIONS, recomputation_of
 from dsrun.estimate.search.what_if import what_if, what_if_axes
+from support.planned_machines import gpus
 
 GIB = 1 << 30
 MODEL = from_count(7 * 10**9)
 BF16 = RunSettings(compute_bytes=2, sequence=2048, micro_batch=8)
-
-
-def gpus(name: str, count: int = 8, *, per_host: int = 8, host_memory: int | None = None) -> Machine:
-    gpu = find_gpu(name)
-    return Machine(
-        label=name,
-        ranks=count,
-        ranks_per_host=min(per_host, count),
-        gpu=gpu,
-        gpu_memory_bytes=gpu.memory_bytes,
-        host_memory_bytes=host_memory,
-    )
 
 
 def test_what_if_covers_every_stage_and_offload_and_marks_what_cannot_run() -> None:
