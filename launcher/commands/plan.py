@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -31,8 +33,6 @@ _NO_CONFIG: dict[str, Any] = {
     "bf16": {"enabled": True},
     "zero_optimization": {"stage": 3},
 }
-#: Where the config leaves the number of stages to a script that has not run.
-_WRITE_STAGES = "write the number of stages that the script's PipelineModule has, if it has one"
 
 
 @click.command("plan")
@@ -127,7 +127,10 @@ def command(
     checked = _attempt(problems, lambda: _config(config, sizes or {}))
     if machine is None or size is None or checked is None or sizes is None or problems:
         raise UsageError.of(problems)
-    settings = _settings(checked, size, machine, sizes, seq=seq, micro=micro, recompute=recompute)
+    read = partial(_settings, size=size, machine=machine, sizes=sizes, seq=seq, micro=micro, recompute=recompute)
+    checked, notes = (checked, ()) if fit else _with_open_axes(checked, size, machine, sizes, read, micro=micro)
+    settings = read(checked)
+    settings = replace(settings, notes=(*notes, *settings.notes))
     if picture is not None:
         return _draw(settings, picture)
     if fit:
@@ -205,45 +208,71 @@ def _config(path: str | None, sizes: Mapping[str, int]) -> Config:
     return inspection.config
 
 
-def _settings(
+def _with_open_axes(
     config: Config,
     size: ModelSize,
     machine: Machine,
     sizes: Mapping[str, int],
+    read: Callable[[Config], RunSettings],
     *,
+    micro: int | None,
+) -> tuple[Config, tuple[str, ...]]:
+    """Returns the config with the sizes that it leaves to a plan, and a line that says which."""
+    from dsrun.config.axes import open_axes
+    from dsrun.config.load import inspect
+
+    keys = open_axes(config)
+    if not keys:
+        return config, ()
+    from dsrun.estimate.search.open_axes import plan_open_axes
+
+    from ..estimate.open_axes import planned_text
+
+    def reread(planned: Mapping[str, int]) -> Config | None:
+        # With `--micro` the config's own batch need not come out.
+        ranks = machine.ranks if micro is None and "c" not in sizes else None
+        return inspect(config.raw, world_size=ranks, keep_planned=True, planned=planned).config
+
+    found = plan_open_axes(config, size, machine, reread=reread, settings_of=read)
+    if found is None:
+        return config, ()
+    planned = reread(found.sizes)
+    assert planned is not None, "these sizes were taken before"
+    return planned, (planned_text(found, keys),)
+
+
+def _settings(
+    config: Config,
+    *,
+    size: ModelSize,
+    machine: Machine,
+    sizes: Mapping[str, int],
     seq: int | None,
     micro: int | None,
     recompute: Literal["none", "blocks"] | None,
 ) -> RunSettings:
-    from dataclasses import replace
-
+    from dsrun.config.axes import assumed_sizes
     from dsrun.config.buckets import resolve_buckets
-    from dsrun.config.config import OPEN_STAGES, has_open_stages
     from dsrun.estimate.run.settings import read_settings
 
     longest = None
     if size.architecture is not None:
         config = resolve_buckets(config, size.architecture.hidden)
         longest = size.architecture.max_positions
-    is_open = has_open_stages(config)
     try:
         settings = read_settings(
             config, ranks=machine.ranks, sequence=seq, micro_batch=micro, recompute=recompute, longest=longest
         )
     except ConfigError as error:
-        if not is_open:
+        if not (assumed := assumed_sizes(config)):
             raise
-        assumed = Problem(f"{config.source}: {OPEN_STAGES}", _WRITE_STAGES)
-        raise ConfigError.of([*error.problems, assumed]) from error
-    notes = (f"{OPEN_STAGES}; {_WRITE_STAGES}",) if is_open else ()
-    settings = replace(settings, notes=(*settings.notes, *notes))
+        problem = Problem(f"{config.source}: {assumed}", "write numbers in place of `auto`")
+        raise ConfigError.of([*error.problems, problem]) from error
     return _checked_axes(_with_ring(settings, sizes, machine), sizes, machine)
 
 
 def _with_ring(settings: RunSettings, sizes: Mapping[str, int], machine: Machine) -> RunSettings:
     """Returns the settings with a ring, which no key of a config sizes; samples of a data rank stay."""
-    from dataclasses import replace
-
     from dsrun.config.axes import divide
 
     ring = sizes.get("c", 1)
@@ -271,8 +300,6 @@ def _checked_axes(settings: RunSettings, sizes: Mapping[str, int], machine: Mach
 
 
 def _fastest_stage(size: ModelSize, settings: RunSettings, machine: Machine) -> RunSettings:
-    from dataclasses import replace
-
     from dsrun.estimate.search.fastest import fastest
 
     choice = fastest(size, settings, machine, free={"stage", "batch"})

@@ -237,8 +237,12 @@ def command(
     launch = resolve(request, environ=os.environ, verbs=_verbs(ctx), keep=driver)
     launch = _with_hang_warning(launch, hang_timeout)
     folder = jobs_folder(os.environ) if log_dir is None else Path(log_dir)
+    if launch.open_config is not None:
+        from ..estimate.open_axes import with_planned_axes
+
+        launch = with_planned_axes(launch, model=model, jobs=[folder], environ=os.environ, is_allowed=not no_plan)
     if launch.placement.remote_hosts:
-        if model is not None:
+        if model is not None and launch.open_config is None:
             raise UsageError(
                 "`--model` predicts for this machine alone, and the job has other hosts",
                 hint=f"`dsrun plan {model} --gpus 2x8xH100-80G` predicts for hosts like the ones named",
@@ -346,8 +350,8 @@ def _for_local(*, queue: bool, priority: int, share_gpus: bool) -> tuple[str, ..
 
 
 def _warn(launch: Launch, *, quiet: bool) -> None:
-    for warning in () if quiet else launch.warnings:
-        click.echo(warning, err=True)
+    for line in () if quiet else (*launch.warnings, *(f"dsrun: {note}" for note in launch.notes)):
+        click.echo(line, err=True)
 
 
 def _with_hang_warning(launch: Launch, hang_timeout_s: float | None) -> Launch:

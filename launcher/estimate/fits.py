@@ -6,20 +6,18 @@ activations take on top is not counted against a run, for it depends on the scri
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsrun.contract.environment import BACKEND_ENV, CONFIG_ENV, digest_of
-from dsrun.errors import InputError, UsageError
+from dsrun.contract.environment import CONFIG_ENV, planned_axes
+from dsrun.errors import UsageError
 from dsrun.units import format_bytes
 
-from ..machine.read import probe
 from .config_changes import format_value
-from .machine import machine_here
-from .model import LAST_RUN, find_model, last_run
+from .launch_facts import machine_of, model_of
+from .model import LAST_RUN
 
 if TYPE_CHECKING:
     from dsrun.estimate.model.units import ModelSize
@@ -33,7 +31,7 @@ def check_fits(launch: Launch, *, model: str | None, jobs: Sequence[Path], envir
     """Refuses a launch whose model state is larger than the memory that is there.
 
     Args:
-        launch: launch that has passed all other checks.
+        launch: launch on this machine alone that has passed all other checks.
         model: MODEL as for `dsrun plan`; None: what the same script trained with the same words when it last ran.
         jobs: folders of jobs.
         environ: the environment of the ranks.
@@ -44,17 +42,16 @@ def check_fits(launch: Launch, *, model: str | None, jobs: Sequence[Path], envir
     config = launch.env.get(CONFIG_ENV)
     if config is None and model is None:
         return
-    size = find_model(model, jobs=jobs) if model is not None else _same_as_before(launch, jobs)
+    size = model_of(launch, model, jobs)
     if size is None or config is None:
         return
-    report = probe(environ=environ, gpu_state=False)
-    on_gpus = launch.env.get(BACKEND_ENV) != "gloo" and report.versions.cuda is not None
-    here = machine_here(report, ranks=launch.allocation.world_size, use_gpus=on_gpus)
-    most = max(1, sum(gpu.usable for gpu in report.gpus)) if not here.on_cpu else here.ranks
-    refuse_misfit(size, config, here, most_ranks=most)
+    here, most = machine_of(launch, environ)
+    refuse_misfit(size, config, here, most_ranks=most, planned=planned_axes(launch.env))
 
 
-def refuse_misfit(model: ModelSize, config: str, machine: Machine, *, most_ranks: int) -> None:
+def refuse_misfit(
+    model: ModelSize, config: str, machine: Machine, *, most_ranks: int, planned: Mapping[str, int] | None = None
+) -> None:
     """Raises where the model state alone does not fit.
 
     Args:
@@ -62,19 +59,20 @@ def refuse_misfit(model: ModelSize, config: str, machine: Machine, *, most_ranks
         config: path of the config, which has been checked.
         machine: the only host.
         most_ranks: ranks it could have.
+        planned: sizes of axes that a plan has found where the config leaves them open.
 
     Raises:
         UsageError: it cannot fit; the hint has the three nearest settings that do.
     """
-    from dsrun.config.config import has_open_stages
+    from dsrun.config.axes import open_axes
     from dsrun.config.load import load
     from dsrun.estimate.prediction import predict
     from dsrun.estimate.run.settings import read_settings
     from dsrun.estimate.search.nearest import nearest
 
-    loaded = load(config)
-    if has_open_stages(loaded):
-        return  # the script's model says how many ranks share it out
+    loaded = load(config, planned=planned)
+    if open_axes(loaded):
+        return  # the script says how many ranks share its model out
     settings = read_settings(loaded, ranks=machine.ranks)
     state = predict(model, settings, machine).state.total
     if machine.on_cpu:
@@ -110,16 +108,3 @@ def _way_out(choices: Sequence[Choice]) -> str:
         )
         for c in choices
     )
-
-
-def _same_as_before(launch: Launch, jobs: Sequence[Path]) -> ModelSize | None:
-    """Returns the model of the script's last run, if script and words have not changed since."""
-    if launch.program.kind != "script":
-        return None
-    script = Path(launch.program.target)
-    try:
-        run = last_run(script, jobs=jobs, arguments=digest_of(launch.program.args))
-        unchanged = run is not None and os.stat(script).st_mtime <= run.time_s
-    except (OSError, InputError):
-        return None
-    return run.model if run is not None and unchanged else None

@@ -97,6 +97,8 @@ class Launch:
             know.
         gpus: those of this machine, in CUDA's order; empty where its driver was not asked.
         steps_on_host: the config says that the optimizer's step computes in host memory.
+        open_config: path or text of the config, where it leaves sizes of axes to a plan; None where it leaves none.
+        notes: decisions that dsrun has made for the user, a line each.
         warnings: `warning:` lines about results that may surprise the user; they stop nothing.
     """
 
@@ -110,6 +112,8 @@ class Launch:
     devices: str
     gpus: tuple[GpuPlace, ...] = ()
     steps_on_host: bool = False
+    open_config: str | None = None
+    notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property

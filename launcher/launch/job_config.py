@@ -23,11 +23,13 @@ class JobConfig:
         path: absolute; None without a config, or where it is no file.
         warnings: warnings about the config.
         steps_on_host: the optimizer's step computes in host memory.
+        open_source: path or text of a config that leaves sizes of axes to a plan; None where it leaves none.
     """
 
     path: str | None = None
     warnings: tuple[str, ...] = ()
     steps_on_host: bool = False
+    open_source: str | None = None
 
 
 def check_config(
@@ -84,6 +86,7 @@ def _same_file(one: str, other: str) -> bool:
 
 
 def _load_config(source: str | Path, *, world_size: int | None, hint: str | None) -> JobConfig:
+    from dsrun.config.axes import open_axes
     from dsrun.config.findings import Severity, errors_of
     from dsrun.config.load import inspect
 
@@ -101,4 +104,5 @@ def _load_config(source: str | Path, *, world_size: int | None, hint: str | None
         path=os.path.abspath(source) if os.path.exists(source) else None,
         warnings=tuple(finding.render() for finding in findings if finding.severity is Severity.WARNING),
         steps_on_host=config is not None and config.zero_optimization.offload_optimizer.device != "none",
+        open_source=str(source) if config is not None and open_axes(config) else None,
     )

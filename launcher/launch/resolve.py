@@ -161,6 +161,7 @@ def resolve(
         devices=_devices(request, choice, gpus, has_others=bool(placement.remote_hosts)),
         gpus=places,
         steps_on_host=config.steps_on_host,
+        open_config=config.open_source,
         warnings=(
             *config.warnings,
             *start_warnings(program, request.start),

@@ -20,6 +20,7 @@ from dsrun.contract.environment import (
     JOB_ID_ENV,
     MEMORY_COPY_ENV,
     NONCE_ENV,
+    PLANNED_AXES_ENV,
     RESUME_ENV,
     RUN_DIR_ENV,
     STACKS_ENV,
@@ -38,7 +39,7 @@ RESERVED = frozenset(
     {
         *RankInfo().to_env(),
         *(AS_DEEPSPEED_ENV, CONFIG_ENV, BACKEND_ENV, JOB_ID_ENV, RUN_DIR_ENV, ERROR_FILE_ENV),
-        *(RESUME_ENV, NONCE_ENV, HEARTBEAT_ENV, STACKS_ENV, MEMORY_COPY_ENV, GROUP_TIMEOUT_ENV),
+        *(RESUME_ENV, NONCE_ENV, HEARTBEAT_ENV, STACKS_ENV, MEMORY_COPY_ENV, GROUP_TIMEOUT_ENV, PLANNED_AXES_ENV),
     }
 )
 #: Beginnings of the variables that set up the libraries with which ranks talk and compute. Of the environment here,
@@ -69,6 +70,7 @@ _INSTEAD = {
     RUN_DIR_ENV: "`--log-dir DIR` says where the folders of jobs are",
     RESUME_ENV: "a job that is started again gets it (`--max-restarts N`); name a checkpoint in the script's words",
     MEMORY_COPY_ENV: "ranks get it where the job may be started again (`--max-restarts N`)",
+    PLANNED_AXES_ENV: "write `pipeline.stages` and `tensor_parallel.autotp_size` in the config",
     GROUP_TIMEOUT_ENV: "`dsrun.init_distributed(timeout_s=...)` says how long ranks wait for each other",
     HEARTBEAT_ENV: "`--hang-timeout TIME` says when ranks that make no progress hang",
 }

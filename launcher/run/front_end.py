@@ -261,6 +261,8 @@ class FrontEnd:
     def _run(self) -> dict[str, Any]:
         for warning in self._launch.warnings:
             self._console.warning(warning)
+        for note in self._launch.notes:
+            self._console.note(note)
         self._console.note(opening(self._plan, devices=self._launch.devices, source=self._launch.placement.source))
         facts = FactsWriter(self._folder, self._read_facts)
         self._began_s = time.monotonic()

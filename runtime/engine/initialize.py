@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from dsrun.config.config import Config
 from dsrun.config.load import load
 from dsrun.config.text.source import ConfigSource
-from dsrun.contract.environment import stands_for_deepspeed
+from dsrun.contract.environment import planned_axes, stands_for_deepspeed
 
 from ..checkpoint.save.fence import Fence
 from ..data.loader import TrainingLoader
@@ -154,6 +154,7 @@ def _settings_of(request: Request, job: Job) -> Config:
         as_deepspeed=stands_for_deepspeed(),
         pipeline_stages=stages_of_script(request.model),
         tensor_parallel=None if asked is None else asked.terms,
+        planned=planned_axes(),
     )
     tell_program_config(settings, job.info)
     return settings

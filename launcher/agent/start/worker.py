@@ -19,6 +19,7 @@ from dsrun.contract.environment import (
     ERROR_FILE_ENV,
     JOB_ID_ENV,
     NONCE_ENV,
+    PLANNED_AXES_ENV,
     RESUME_ENV,
     RUN_DIR_ENV,
     SAID_DEEPSPEED_ENV,
@@ -36,6 +37,9 @@ from ...plan.launch_plan import LaunchPlan, NodePlan, Program, WorkerSpec
 from ...process_modules import BOOTSTRAP
 from .flight_recorder import recorder_environment, without_outer
 from .own_rank import without_own_rank
+
+#: Variables that ranks of a job do not take over from a rank of another one, in which their job was started.
+_OF_ONE_JOB = (RESUME_ENV, SAID_DEEPSPEED_ENV, PLANNED_AXES_ENV)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ def node_environment(base: Mapping[str, str], plan: LaunchPlan, node: NodePlan) 
     # Of a job that this one was started in; everything else that it was given there is given anew here. And dsrun's own
     # place in a step of Slurm, or below mpirun, is none of its ranks'.
     outer = without_own_rank(without_outer(base, plan.run_dir))
-    inherited = {name: value for name, value in outer.items() if name not in (RESUME_ENV, SAID_DEEPSPEED_ENV)}
+    inherited = {name: value for name, value in outer.items() if name not in _OF_ONE_JOB}
     resume = {} if plan.resume is None else {RESUME_ENV: plan.resume}
     job = {JOB_ID_ENV: plan.job_id, RUN_DIR_ENV: plan.run_dir, NONCE_ENV: plan.nonce}
     given = {**node.env, **inherited, **plan.env, **node.host.env, **shared, **job, **resume}

@@ -208,6 +208,7 @@ class ConfigGetters:
     def autotp_size(self) -> int:
         """Ranks that share a layer; 0 or 1 where none is cut, as the config says it."""
         section = self._settings.tensor_parallel
+        assert section.autotp_size != "auto", "a config with a size that nobody has said is not loaded"
         return section.autotp_size if section.size == 1 else section.size
 
     @property

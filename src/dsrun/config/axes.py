@@ -30,6 +30,7 @@ class AxisRow:
         roles: roles that its ranks play beside `world`.
         cuts: whether some parameters are cut along it.
         keys: dotted keys of a config that size it or switch it on; those with its size come first.
+        is_open: function that tells whether a config leaves its size to the script's model or to a plan.
     """
 
     name: str
@@ -38,10 +39,16 @@ class AxisRow:
     roles: tuple[Role, ...]
     cuts: bool = False
     keys: tuple[str, ...] = ()
+    is_open: Callable[[Config], bool] = lambda config: False
 
 
 def _stages(config: Config) -> int:
     return config.pipeline.count
+
+
+def _has_open_stages(config: Config) -> bool:
+    """Whether a config speaks of a pipeline and says no number of stages."""
+    return config.pipeline.stages == "auto" and any(path.startswith("pipeline.") for path in config.provenance)
 
 
 def _experts(config: Config) -> int:
@@ -58,12 +65,16 @@ def _sequence(config: Config) -> int:
 
 
 def _tensor(config: Config) -> int:
-    return max(1, config.tensor_parallel.autotp_size, config.tensor_parallel.tp.tp_size)
+    return config.tensor_parallel.size
+
+
+def _has_open_tensor(config: Config) -> bool:
+    return config.tensor_parallel.autotp_size == "auto"
 
 
 #: The axes, slowest first: ranks of the last one are neighbours, and so on one host.
 AXES: tuple[AxisRow, ...] = (
-    AxisRow("pipe", "pipeline", _stages, ("pipe",), keys=("pipeline.stages",)),
+    AxisRow("pipe", "pipeline", _stages, ("pipe",), keys=("pipeline.stages",), is_open=_has_open_stages),
     AxisRow("data", "data parallel", None, ("replica", "batch", "shard")),
     AxisRow(
         "expert",
@@ -88,6 +99,7 @@ AXES: tuple[AxisRow, ...] = (
         ("replica", "tensor"),
         cuts=True,
         keys=("tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size"),
+        is_open=_has_open_tensor,
     ),
 )
 
@@ -111,6 +123,17 @@ def axes_of(config: Config, world_size: int) -> MeshSpec:
 def sizes_of(config: Config) -> dict[str, int]:
     """Returns the ranks along the axes that have a size of their own, by name of the axis."""
     return {row.name: row.size(config) for row in AXES if row.size is not None}
+
+
+def open_axes(config: Config) -> dict[str, str]:
+    """Returns the axes whose size a config leaves to the script's model or to a plan, with the key that does."""
+    return {row.name: row.keys[0] for row in AXES if row.is_open(config)}
+
+
+def assumed_sizes(config: Config) -> str:
+    """Returns in words what is assumed of sizes that a config leaves open; empty where it leaves none."""
+    said = " and ".join(f'`{key}` "auto"' for key in open_axes(config).values())
+    return f"{said} counted as 1" if said else ""
 
 
 def misfit(config: Config, world_size: int) -> Finding | None:

@@ -8,15 +8,12 @@ from typing import Any
 
 from pydantic import PrivateAttr
 
-from dsrun.config.axes import axes_of, division_text
+from dsrun.config.axes import assumed_sizes, axes_of, division_text
 from dsrun.config.batch import MICRO_KEY, STEPS_KEY, TRAIN_KEY, BatchSizes, solve
 from dsrun.config.findings import Finding
 from dsrun.config.provenance import Kind, Provenance
 from dsrun.config.sections.training import Training
 from dsrun.config.text.tree import Position
-
-#: What is assumed of a script's model that nobody has seen.
-OPEN_STAGES = '`pipeline.stages` "auto" counted as 1'
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +101,15 @@ class Config(Training):
 
     def _solved(self, world_size: int) -> BatchSizes:
         mesh = axes_of(self, world_size)
+        derivation = [division_text(mesh), assumed_sizes(self)]
         return solve(
             self.train_batch_size,
             self.train_micro_batch_size_per_gpu,
             self.gradient_accumulation_steps,
             data_parallel_size=mesh.role_size("batch"),
-            derivation=division_text(mesh) + (f", {OPEN_STAGES}" if has_open_stages(self) else ""),
+            derivation=", ".join(filter(None, derivation)),
             place=f"{self.batch_place()}: ",
         )
-
-
-def has_open_stages(config: Config) -> bool:
-    """Whether a config speaks of a pipeline and leaves the number of its stages to the script's model."""
-    return config.pipeline.stages == "auto" and any(path.startswith("pipeline.") for path in config.provenance)
 
 
 def is_left_to_script(config: Config) -> bool:

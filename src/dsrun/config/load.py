@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dsrun.config.axes import axes_of, misfit, wide_keys
+from dsrun.config.axes import axes_of, misfit, open_axes, wide_keys
 from dsrun.config.batch import MICRO_KEY, STEPS_KEY, TRAIN_KEY
 from dsrun.config.build import Build, build_section, is_comment
-from dsrun.config.config import Config, Facts, has_open_stages, is_left_to_script
+from dsrun.config.config import Config, Facts, is_left_to_script
 from dsrun.config.findings import Code, Finding, Report, Severity, errors_of
 from dsrun.config.legacy import translate
 from dsrun.config.programs import fold_idle_keys, rewrite_program_forms
@@ -33,6 +33,12 @@ _ASYNCHRONOUS = "checkpoint.asynchronous"
 _STAGES = "pipeline.stages"
 _TENSOR_SIZE = "tensor_parallel.autotp_size"
 _TENSOR_DTYPE = "tensor_parallel.dtype"
+_BY_PLAN = "the fastest that fits, by the plan of the launch"
+#: By axis: who says its size where a config leaves it open, and what is counted until then.
+_WHO_SAYS = {
+    "pipe": "the script: counted as 1, which is so unless it has a PipelineModule, or `dsrun plan` finds more faster",
+    "tensor": "the plan of a launch: counted as 1",
+}
 
 
 class NotAConfigError(ConfigError):
@@ -72,6 +78,7 @@ def load(
     as_deepspeed: bool = False,
     pipeline_stages: int | None = None,
     tensor_parallel: ScriptTensorParallel | None = None,
+    planned: Mapping[str, int] | None = None,
 ) -> Config:
     """Loads and checks a config.
 
@@ -83,10 +90,12 @@ def load(
             config may leave them out, and may say no other number.
         tensor_parallel: arguments of the script's `tp_model_init`; None where it has not called it. The config may
             leave the size out, and may say nothing else.
+        planned: sizes of axes that a plan has found, by name of the axis: for those that the config and the script
+            leave open.
 
     Raises:
-        ConfigError: everything that is wrong, each with its place; with a world size also batch values that are
-            `"auto"` and follow from nothing.
+        ConfigError: everything that is wrong, each with its place; with a world size also batch values and
+            `tensor_parallel.autotp_size` where they are `"auto"` and follow from nothing.
     """
     inspection = inspect(
         source,
@@ -94,12 +103,17 @@ def load(
         as_deepspeed=as_deepspeed,
         pipeline_stages=pipeline_stages,
         tensor_parallel=tensor_parallel,
+        planned=planned,
     )
     if inspection.config is None:
         error = errors_of(inspection.findings)
         assert error is not None, "a config is missing only where an error says why"
         raise error
-    if world_size is not None and inspection.config.batch is None:
+    if world_size is None:
+        return inspection.config
+    if inspection.config.tensor_parallel.autotp_size == "auto":
+        raise _unplanned(inspection.config)
+    if inspection.config.batch is None:
         return inspection.config.with_world_size(world_size)  # says what `"auto"` left open
     return inspection.config
 
@@ -112,6 +126,7 @@ def inspect(
     as_deepspeed: bool = False,
     pipeline_stages: int | None = None,
     tensor_parallel: ScriptTensorParallel | None = None,
+    planned: Mapping[str, int] | None = None,
 ) -> Inspection:
     """Checks a config without raising for what is wrong inside it.
 
@@ -124,6 +139,7 @@ def inspect(
         as_deepspeed: whether the script takes dsrun for DeepSpeed, see [Note: configs of programs].
         pipeline_stages: stages that the script's model has been cut into, as for `load`.
         tensor_parallel: arguments of the script's `tp_model_init`, as for `load`.
+        planned: sizes of axes that a plan has found, as for `load`.
 
     Raises:
         ConfigError: the source cannot be read or parsed at all.
@@ -139,6 +155,7 @@ def inspect(
         given=given,
         pipeline_stages=pipeline_stages,
         tensor_parallel=tensor_parallel,
+        planned=planned,
     )
 
 
@@ -152,6 +169,7 @@ def inspect_tree(
     given: Mapping[str, Any] | None = None,
     pipeline_stages: int | None = None,
     tensor_parallel: ScriptTensorParallel | None = None,
+    planned: Mapping[str, int] | None = None,
 ) -> Inspection:
     """Checks a config that has been read already.
 
@@ -165,6 +183,7 @@ def inspect_tree(
         given: dict that the config was read from; None where it was a file or text.
         pipeline_stages: stages that the script's model has been cut into, as for `load`.
         tensor_parallel: arguments of the script's `tp_model_init`, as for `load`.
+        planned: sizes of axes that a plan has found, as for `load`.
 
     Raises:
         ConfigError: it is no object, or no config at all.
@@ -188,6 +207,8 @@ def inspect_tree(
         if tensor_parallel is not None:
             config = _with_tensor_parallel(config, tensor_parallel, build.sources, report, root.at)
         config = config.with_facts(Facts(source=name, raw=raw, given=given, provenance=Provenance(build.sources)))
+        if planned:
+            config = _with_planned(config, planned)
         _check_whole(config, root, report, by_program=by_program)
         refused = [finding.key for finding in _refusals(report, keep_planned)]
         if world_size is None or _check_division(config, world_size, refused, report):
@@ -260,11 +281,11 @@ def _with_tensor_parallel(
             "" if script.dtype == "fp32" else f", or enable `{script.dtype}`"
         )
         report.error(Code.COMBINATION, _TENSOR_DTYPE, message, at, hint)
-    if _TENSOR_SIZE not in sources or sources[_TENSOR_SIZE].kind is not Kind.FILE:
+    written = config.tensor_parallel.autotp_size
+    if written == "auto" or _TENSOR_SIZE not in sources or sources[_TENSOR_SIZE].kind is not Kind.FILE:
         sources[_TENSOR_SIZE] = Source(Kind.DERIVED, None, "from the script's tp_model_init")
         section = config.tensor_parallel.model_copy(update={"autotp_size": script.size})
         return config.model_copy(update={"tensor_parallel": section})
-    written = config.tensor_parallel.autotp_size
     if written != script.size:
         message = (
             f"`{_TENSOR_SIZE}` is {written}, and the script's tp_model_init has {script.size}; expected the same number"
@@ -272,6 +293,29 @@ def _with_tensor_parallel(
         place = sources[_TENSOR_SIZE].position or at
         report.error(Code.COMBINATION, _TENSOR_SIZE, message, place, "say it in one of the two places")
     return config
+
+
+def _with_planned(config: Config, planned: Mapping[str, int]) -> Config:
+    """Takes sizes of axes from a plan where config and script leave them open; one stage is no pipeline at all."""
+    sizes = {axis: size for axis, size in planned.items() if axis in open_axes(config)}
+    changed: dict[str, Any] = {}
+    sources = dict(config.provenance)
+    if sizes.get("pipe", 1) > 1:
+        changed["pipeline"] = config.pipeline.model_copy(update={"stages": sizes["pipe"]})
+        sources[_STAGES] = Source(Kind.DERIVED, config.provenance[_STAGES].position, _BY_PLAN)
+    if "tensor" in sizes:
+        changed["tensor_parallel"] = config.tensor_parallel.model_copy(update={"autotp_size": sizes["tensor"]})
+        sources[_TENSOR_SIZE] = Source(Kind.DERIVED, config.provenance[_TENSOR_SIZE].position, _BY_PLAN)
+    return config.model_copy(update=changed).with_facts(replace(config.facts, provenance=Provenance(sources)))
+
+
+def _unplanned(config: Config) -> ConfigError:
+    place = config.provenance[_TENSOR_SIZE].position or Position(config.source)
+    return ConfigError(
+        f'{place}: `{_TENSOR_SIZE}` is "auto", and no plan has been made for this job',
+        hint="start the script with `dsrun --model MODEL`, which makes one, or write the number that `dsrun plan MODEL "
+        "--fit` prints; 1 cuts no layer",
+    )
 
 
 def _check_whole(config: Config, root: Node, report: Report, *, by_program: bool) -> None:
@@ -348,17 +392,17 @@ def _check_batch(config: Config, world_size: int | None, report: Report) -> Conf
         return config
     try:
         solved = config.with_world_size(world_size)
-        if has_open_stages(config):
-            message = f"`{_STAGES}` is left to the script: counted as 1, which is so unless it has a PipelineModule"
-            place = config.provenance[_STAGES].position or Position(config.source)
-            report.note(Code.BATCH, _STAGES, message, place)
+        for axis, key in open_axes(config).items():
+            message = f"`{key}` is left to {_WHO_SAYS[axis]}"
+            report.note(Code.BATCH, key, message, config.provenance[key].position or Position(config.source))
         return solved
     except ConfigError as error:
         at = config.batch_place()
         for problem in error.problems:
             message = problem.message.removeprefix(f"{at}: ")
-            if left_to_script or has_open_stages(config):
-                report.warning(Code.BATCH, "", f'{message}; a value is "auto", left to the script', at, problem.hint)
+            if left_to_script or open_axes(config):
+                whose = "left to the plan" if set(open_axes(config)) == {"tensor"} else "left to the script"
+                report.warning(Code.BATCH, "", f'{message}; a value is "auto", {whose}', at, problem.hint)
             else:
                 report.error(Code.BATCH, "", message, at, problem.hint)
     return config

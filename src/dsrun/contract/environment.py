@@ -47,6 +47,9 @@ SAID_DEEPSPEED_ENV = "DSRUN_AS_DEEPSPEED_SAID"
 ENGINE_ENV = "DSRUN_ENGINE"
 #: Ranks along the axes of this process's last engine, behind the process that has made it.
 AXES_ENV = "DSRUN_AXES"
+#: Sizes of axes that the launch has planned where the config leaves them open, as `pipe=2,tensor=4`; absent where it
+#: has planned none.
+PLANNED_AXES_ENV = "DSRUN_PLANNED_AXES"
 #: Option, `--local_rank`, that a rank's program gets as its first word, with the rank's number on its host; absent
 #: where it gets none. Taken out of the environment where the word is added.
 LOCAL_RANK_WORD_ENV = "DSRUN_LOCAL_RANK_WORD"
@@ -148,6 +151,26 @@ def noted_axes() -> dict[str, int]:
     """Returns the ranks along the axes of this process's last engine, by their names; empty before there is one."""
     pid, _, sizes = os.environ.get(AXES_ENV, "").partition(" ")
     return json.loads(sizes) if pid == str(os.getpid()) else {}
+
+
+def write_planned_axes(sizes: Mapping[str, int]) -> str:
+    """Returns what `PLANNED_AXES_ENV` holds for these sizes of axes."""
+    return ",".join(f"{axis}={size}" for axis, size in sizes.items())
+
+
+def planned_axes(environ: Mapping[str, str] | None = None) -> dict[str, int]:
+    """Returns the sizes of axes that the launch has planned, by name of the axis; empty where it has planned none.
+
+    Raises:
+        InputError: the variable holds no sizes.
+    """
+    text = (os.environ if environ is None else environ).get(PLANNED_AXES_ENV)
+    if not text:
+        return {}
+    pairs = [part.partition("=") for part in text.split(",")]
+    if not all(axis and size.isdecimal() and int(size) for axis, _, size in pairs):
+        raise InputError(f"environment: {PLANNED_AXES_ENV} is {text!r}; expected sizes above 0 like 'pipe=2,tensor=4'")
+    return {axis: int(size) for axis, _, size in pairs}
 
 
 def has_made_engine() -> bool:

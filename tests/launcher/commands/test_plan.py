@@ -204,18 +204,55 @@ def test_pipeline_stages_are_told_with_what_they_hold_send_and_wait(tmp_path: Pa
     assert as_json("10M", "-n", "2", "--seq", "128")["pipeline"] is None
 
 
-def test_stages_that_the_script_decides_are_counted_as_one_and_that_is_said(tmp_path: Path) -> None:
-    words = ["7B", "--gpus", "8xA100-80G", "--seq", "2048", "--config"]
+def test_stages_that_a_config_leaves_open_are_planned_and_that_is_said(tmp_path: Path) -> None:
+    words = ["7B", "--gpus", "4x1xA100-80G", "--seq", "2048", "--speed", "network=0.5", "--config"]
     told = as_json(*words, pipelined(tmp_path, stages="auto"))
-    said = '`pipeline.stages` "auto" counted as 1; write the number of stages that the script\'s PipelineModule has'
-    assert told["pipeline"] is None
-    assert [one for one in told["assumed"] if one.startswith("`pipeline.stages`")] == [f"{said}, if it has one"]
-    assert not [one for one in as_json(*words, pipelined(tmp_path))["assumed"] if "pipeline.stages" in one]
+    stages = len(told["pipeline"]["stages"])
+    assert stages > 1
+    assert [one for one in told["assumed"] if one.startswith("`pipeline.stages`")] == [
+        f'`pipeline.stages` "auto" is {stages} (of 1, 2, 4): the fastest of those that fit, for 7B on 4 x A100-80G on '
+        "4 hosts; a script's PipelineModule keeps its own number of stages"
+    ]
+    written = as_json(*words, pipelined(tmp_path, stages=stages))
+    assert told["step"] == written["step"]
+    assert not [one for one in written["assumed"] if "pipeline.stages" in one]
+    drawn = invoke("plan", *words, pipelined(tmp_path, stages="auto"), "--schedule", "-")
+    assert drawn.exit_code == 0
+
+
+def test_a_batch_that_no_number_of_stages_takes_is_refused_with_what_was_counted(tmp_path: Path) -> None:
     path = pipelined(tmp_path, stages="auto")
-    Path(path).write_text(json.dumps({**json.loads(Path(path).read_text()), "train_batch_size": 16}))
-    refused = invoke("plan", *words, path)
+    Path(path).write_text(json.dumps({**json.loads(Path(path).read_text()), "train_batch_size": 17}))
+    refused = invoke("plan", "7B", "--gpus", "8xA100-80G", "--seq", "2048", "--config", path)
     assert refused.exit_code == 2
-    assert f'error: {path}: `pipeline.stages` "auto" counted as 1\nhint: write the number' in refused.stderr
+    assert f'error: {path}: `pipeline.stages` "auto" counted as 1\nhint: write numbers in place' in refused.stderr
+
+
+def test_ranks_that_share_a_layer_are_planned_where_a_config_leaves_them_open(tmp_path: Path) -> None:
+    path = tmp_path / "auto.json"
+    settings = json.loads((CONFIGS / "bf16-zero0.json").read_text())
+    path.write_text(json.dumps({**settings, "tensor_parallel": {"autotp_size": "auto"}}))
+    words = ["13B", "--gpus", "8xA100-80G", "--seq", "2048", "--config", str(path)]
+    told = as_json(*words)
+    (note,) = [one for one in told["assumed"] if one.startswith("`tensor_parallel.autotp_size`")]
+    size = int(re.findall(r'"auto" is (\d) \(of 1, 2, 4, 8\): the fastest of those that fit', note)[0])
+    assert size > 1
+    path.write_text(json.dumps({**settings, "tensor_parallel": {"autotp_size": size}}))
+    assert told["step"] == as_json(*words)["step"]
+    assert as_json(*words, "--axes", "t8")["assumed"] == as_json(*words[:-1], str(path), "--axes", "t8")["assumed"]
+
+
+def test_fit_writes_numbers_where_a_config_leaves_sizes_open(tmp_path: Path) -> None:
+    path = tmp_path / "auto.json"
+    settings = json.loads((CONFIGS / "bf16-zero0.json").read_text())
+    path.write_text(
+        json.dumps({**settings, "tensor_parallel": {"autotp_size": "auto"}, "pipeline": {"stages": "auto"}})
+    )
+    result = invoke("plan", "70B", "--gpus", "8xH100-80G", "--host-memory", "2T", "--config", str(path), "--fit")
+    assert result.exit_code == 0
+    fitted = json.loads(result.stdout)
+    assert '"auto"' not in json.dumps([fitted.get("tensor_parallel"), fitted.get("pipeline")])
+    load(fitted, world_size=8)
 
 
 def test_a_model_with_fewer_blocks_than_chunks_is_refused(tmp_path: Path) -> None:
@@ -477,6 +514,66 @@ def test_the_last_run_of_the_same_script_and_words_is_proof_enough(script: Path,
 def test_a_run_of_which_nothing_is_known_is_not_held_up(script: Path) -> None:
     result = dry_run("--config", str(CONFIGS / "zero0.json"), str(script))
     assert (result.exit_code, result.stderr) == (0, "")
+
+
+def leaves_open(folder: Path, **sections: Any) -> str:
+    """A config that leaves sizes of axes to a plan."""
+    path = folder / "open.json"
+    settings = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, **sections}
+    path.write_text(json.dumps(settings))
+    return str(path)
+
+
+TENSOR: dict[str, Any] = {"tensor_parallel": {"autotp_size": "auto"}}
+STAGES: dict[str, Any] = {"pipeline": {"stages": "auto"}}
+
+
+def test_a_launch_plans_the_sizes_that_its_config_leaves_open(script: Path, state_folder: Path) -> None:
+    result = dry_run("-n", "2", "--model", "350M", "--config", leaves_open(script.parent, **TENSOR), str(script))
+    assert result.exit_code == 0
+    (size,) = re.findall(r"^dsrun: `tensor_parallel\.autotp_size` \"auto\" is (\d) \(of 1, 2\): ", result.stderr, re.M)
+    assert "for 350M on 2 ranks on the CPU of this machine" in result.stderr
+    assert f"DSRUN_PLANNED_AXES=tensor={size}" in result.stdout
+    assert "`" not in dry_run("-n", "2", "--model", "350M", "--config", leaves_open(script.parent), str(script)).stderr
+    both = leaves_open(script.parent, **TENSOR, **STAGES)
+    write_run(state_folder, script, count="350M", words=["--depth", "3"])
+    known = dry_run("-n", "2", "--config", both, str(script), "--depth", "3")
+    assert known.exit_code == 0
+    assert re.search(r"DSRUN_PLANNED_AXES=pipe=\d,tensor=\d", known.stdout)
+    assert "a script's PipelineModule keeps its own number of stages" in known.stderr
+
+
+def test_what_is_planned_is_asked_whether_it_fits(script: Path) -> None:
+    result = dry_run("-n", "2", "--model", "100B", "--config", leaves_open(script.parent, **TENSOR), str(script))
+    assert result.exit_code == 2
+    assert "100B cannot fit at stage 0" in result.stderr
+
+
+def test_ranks_that_share_a_layer_are_not_guessed(script: Path) -> None:
+    config = leaves_open(script.parent, **TENSOR)
+    unknown = dry_run("-n", "2", "--config", config, str(script))
+    assert unknown.exit_code == 2
+    assert unknown.stderr == (
+        f'error: {config}: `tensor_parallel.autotp_size` is "auto", and the model is not known before the script runs\n'
+        "hint: add `--model 7B`, a config.json or `module:callable`, or write the number that `dsrun plan MODEL --fit` "
+        "prints; 1 cuts no layer\n"
+    )
+    unplanned = dry_run("-n", "2", "--no-plan", "--model", "350M", "--config", config, str(script))
+    assert unplanned.exit_code == 2
+    assert "`--no-plan` makes no plan\nhint: leave `--no-plan` out, or write the number" in unplanned.stderr
+
+
+def test_stages_are_left_to_a_script_of_which_nothing_is_known(script: Path) -> None:
+    result = dry_run("-n", "2", "--config", leaves_open(script.parent, **STAGES), str(script))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "DSRUN_PLANNED_AXES" not in result.stdout
+
+
+def test_a_batch_that_takes_no_sizes_is_refused_before_a_launch(script: Path) -> None:
+    config = leaves_open(script.parent, **TENSOR, train_batch_size=3, train_micro_batch_size_per_gpu=2)
+    result = dry_run("-n", "2", "--model", "350M", "--config", config, str(script))
+    assert result.exit_code == 2
+    assert "`train_batch_size` 3" in result.stderr
 
 
 def test_a_run_that_fits_is_not_held_up(script: Path) -> None:

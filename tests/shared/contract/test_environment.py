@@ -6,14 +6,17 @@ from dsrun.contract.environment import (
     DEFAULT_HANG_TIMEOUT_S,
     ENGINE_ENV,
     GROUP_TIMEOUT_ENV,
+    PLANNED_AXES_ENV,
     RankInfo,
     group_timeout_after,
     group_timeout_s,
     has_made_engine,
     is_first_rank,
     note_engine,
+    planned_axes,
     resume_folder,
     store_nonce,
+    write_planned_axes,
 )
 from dsrun.errors import InputError
 
@@ -103,3 +106,16 @@ def test_the_first_rank_is_rank_0_of_any_launcher_or_a_lone_process() -> None:
     assert [is_first_rank({}), is_first_rank({"RANK": "0"}), is_first_rank({"RANK": "1"})] == [True, True, False]
     open_mpi = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
     assert not is_first_rank(open_mpi | {"OMPI_COMM_WORLD_RANK": "1"})
+
+
+def test_planned_sizes_of_axes_are_read_as_they_were_written() -> None:
+    sizes = {"pipe": 2, "tensor": 4}
+    assert write_planned_axes(sizes) == "pipe=2,tensor=4"
+    assert planned_axes({PLANNED_AXES_ENV: write_planned_axes(sizes)}) == sizes
+    assert planned_axes({}) == planned_axes({PLANNED_AXES_ENV: ""}) == {}
+
+
+@pytest.mark.parametrize("text", ["tensor", "tensor=", "=2", "tensor=0", "tensor=x", "tensor=2,"])
+def test_what_holds_no_sizes_of_axes_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"DSRUN_PLANNED_AXES is .*; expected sizes above 0 like 'pipe=2,tensor=4'"):
+        planned_axes({PLANNED_AXES_ENV: text})

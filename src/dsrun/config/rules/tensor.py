@@ -29,7 +29,7 @@ def check_tensor(config: Training, report: Report, place_of: Callable[[str], Pos
     section = config.tensor_parallel
     _sizes(section, report, place_of)
     _rules(section, report, place_of)
-    if section.size > 1:
+    if section.size > 1 or section.autotp_size == "auto":
         _format(config, report, place_of)
     else:
         _idle(section, report, place_of)
@@ -38,7 +38,7 @@ def check_tensor(config: Training, report: Report, place_of: Callable[[str], Pos
 def _sizes(section: TensorParallel, report: Report, place_of: Callable[[str], Position]) -> None:
     inner, outer = section.tp.tp_size, section.autotp_size
     if inner not in (1, outer) and outer:
-        message = f"`{_GROUP_SIZE}` is {inner}, and `{_SIZE}` is {outer}; expected one size"
+        message = f"`{_GROUP_SIZE}` is {inner}, and `{_SIZE}` is {show(outer)}; expected one size"
         report.error(Code.COMBINATION, _GROUP_SIZE, message, place_of(_GROUP_SIZE), f"leave out `{_SECTION}.tp`")
 
 

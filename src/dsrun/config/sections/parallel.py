@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias, cast
 from pydantic import BeforeValidator, Field
 
 from dsrun.config.knob import Auto, Section, Status, knob, unset
-from dsrun.config.values import Count, Dtype, Flag, Names, Positive, PositiveOrAuto, Real
+from dsrun.config.values import Count, CountOrAuto, Dtype, Flag, Names, Positive, PositiveOrAuto, Real
 from dsrun.pipeline_schedules.generate import ScheduleName
 
 _EP = "spread experts over ranks"
@@ -149,9 +149,10 @@ class TensorParallel(Section):
     }
 
     autotp_size: Annotated[
-        Count,
+        CountOrAuto,
         knob(
-            "Ranks that share a layer; 0 or 1 for none.",
+            "Ranks that share a layer; 0 or 1 for none; auto: as many as `dsrun plan` finds fastest for the model of "
+            "`--model`, or of the script's last run.",
             unit="ranks",
             effect="parameters, gradients, states and most activations are divided by it; two sums over ranks a layer "
             "in forward and in backward",
@@ -232,8 +233,8 @@ class TensorParallel(Section):
 
     @property
     def size(self) -> int:
-        """Ranks that share a layer; 1 for none."""
-        return max(1, self.autotp_size, self.tp.tp_size)
+        """Ranks that share a layer; 1 for none, and where it is left to a plan that nobody has made."""
+        return max(1, 0 if self.autotp_size == "auto" else self.autotp_size, self.tp.tp_size)
 
 
 class Pipeline(Section):
@@ -242,7 +243,8 @@ class Pipeline(Section):
     stages: Annotated[
         PositiveOrAuto,
         knob(
-            "Stages that the layers are shared out to; auto: as many as the script's PipelineModule has, else 1.",
+            "Stages that the layers are shared out to; auto: as many as the script's PipelineModule has, else as many "
+            "as `dsrun plan` finds fastest for the model of `--model`, or of the script's last run, else 1.",
             unit="ranks",
             effect="parameters, gradients and states of a rank are divided by it; ranks wait at both ends of a batch",
         ),
@@ -296,7 +298,7 @@ class Pipeline(Section):
 
     @property
     def count(self) -> int:
-        """Number of stages; 1 where it is left to a script that has no PipelineModule."""
+        """Number of stages; 1 where it is left to a script or a plan that say none."""
         return 1 if self.stages == "auto" else self.stages
 
     @property

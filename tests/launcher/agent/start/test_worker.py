@@ -120,8 +120,9 @@ def test_ranks_see_what_the_user_sets_whatever_it_is_called() -> None:
     assert node_environment({"SLURM_PROCID": "0"}, plan, plan.nodes[0])["SLURM_PROCID"] == "5"
 
 
-def test_a_job_inside_a_job_does_not_take_over_its_checkpoint() -> None:
-    assert "DSRUN_RESUME" not in node_environment({"DSRUN_RESUME": "/outer"}, two_hosts(), two_hosts().nodes[0])
+@pytest.mark.parametrize("name", ["DSRUN_RESUME", "DSRUN_PLANNED_AXES"])
+def test_a_job_inside_a_job_does_not_take_over_its_checkpoint_or_sizes(name: str) -> None:
+    assert name not in node_environment({name: "outer"}, two_hosts(), two_hosts().nodes[0])
 
 
 def test_the_place_in_the_job_cannot_be_overridden_but_torch_settings_can() -> None:

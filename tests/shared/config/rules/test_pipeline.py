@@ -292,10 +292,20 @@ def test_where_the_script_says_the_stages_a_check_says_what_it_counts(pipeline: 
     (note,) = found(of(pipeline), world_size=4)
     assert (note.severity, note.key) == (Severity.NOTE, "pipeline.stages")
     assert note.message == (
-        "`pipeline.stages` is left to the script: counted as 1, which is so unless it has a PipelineModule"
+        "`pipeline.stages` is left to the script: counted as 1, which is so unless it has a PipelineModule, or `dsrun "
+        "plan` finds more faster"
     )
     assert inspect(of(pipeline)).findings == (), "nothing is counted before the ranks are known"
     assert load(of(pipeline), world_size=4, pipeline_stages=2).findings == ()
+
+
+@pytest.mark.parametrize("pipeline", [{"stages": "auto"}, {"schedule": "gpipe"}])
+def test_planned_stages_count_unless_the_script_has_its_own(pipeline: dict[str, Any]) -> None:
+    config = load(of(pipeline), world_size=4, planned={"pipe": 2})
+    assert (config.pipeline.stages, config.batch and config.batch.train_batch_size) == (2, 8 * 2)
+    assert config.provenance["pipeline.stages"].detail == "the fastest that fits, by the plan of the launch"
+    assert load(of(pipeline), world_size=4, planned={"pipe": 2}, pipeline_stages=4).pipeline.stages == 4
+    assert load(of(pipeline), world_size=4, planned={"pipe": 1}).pipeline.stages == "auto", "one stage is no pipeline"
 
 
 def test_a_config_without_a_pipeline_assumes_nothing_of_one() -> None:

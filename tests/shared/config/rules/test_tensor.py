@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dsrun.config.findings import Code, Severity
-from dsrun.config.load import Inspection, inspect, load
+from dsrun.config.load import Inspection, ScriptTensorParallel, inspect, load
+from dsrun.config.provenance import Kind
 from dsrun.config.sections.parallel import PartitionConfig, TensorParallel
 from dsrun.config.show.resolved import document
 from dsrun.errors import ConfigError
@@ -217,3 +218,63 @@ def test_a_shown_config_loads_as_the_same_rules() -> None:
     config = load(given)
     again = load(json.loads(json.dumps(document(config))))
     assert again.tensor_parallel == config.tensor_parallel
+
+
+OPEN = {**BATCH, "tensor_parallel": {"autotp_size": "auto"}}
+
+
+def test_a_size_that_is_left_to_a_plan_is_the_one_that_was_planned() -> None:
+    config = load(OPEN, world_size=8, planned={"tensor": 4, "pipe": 2})
+    assert (config.tensor_parallel.autotp_size, config.tensor_parallel.size, config.pipeline.count) == (4, 4, 1)
+    assert config.batch is not None
+    assert config.batch.train_batch_size == 2
+    source = config.provenance["tensor_parallel.autotp_size"]
+    assert (source.kind, source.detail) == (Kind.DERIVED, "the fastest that fits, by the plan of the launch")
+    written = load({**BATCH, "tensor_parallel": {"autotp_size": 2}}, world_size=8, planned={"tensor": 4})
+    assert written.tensor_parallel.size == 2
+    assert load(BATCH, world_size=8, planned={"tensor": 4, "pipe": 2}).batch == load(BATCH, world_size=8).batch
+
+
+def test_a_planned_size_is_checked_as_a_written_one() -> None:
+    with pytest.raises(ConfigError, match=r"`tensor_parallel\.autotp_size` is 3; 8 ranks do not divide by"):
+        load(OPEN, world_size=8, planned={"tensor": 3})
+
+
+def test_what_a_script_has_said_comes_before_the_plan() -> None:
+    asked = ScriptTensorParallel(2, "fp32")
+    assert load(OPEN, world_size=8, tensor_parallel=asked, planned={"tensor": 4}).tensor_parallel.size == 2
+    assert load(OPEN, world_size=8, tensor_parallel=asked).tensor_parallel.size == 2
+
+
+def test_without_a_plan_a_run_is_refused_and_a_check_counts_one(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(OPEN, indent=1))
+    with pytest.raises(ConfigError) as error:
+        load(path, world_size=8)
+    assert error.value.render() == (
+        f'error: {path}:5:3: `tensor_parallel.autotp_size` is "auto", and no plan has been made for this job\n'
+        "hint: start the script with `dsrun --model MODEL`, which makes one, or write the number that `dsrun plan "
+        "MODEL --fit` prints; 1 cuts no layer"
+    )
+    (note,) = inspect(path, world_size=8).findings
+    assert (note.severity, note.key) == (Severity.NOTE, "tensor_parallel.autotp_size")
+    assert note.message == "`tensor_parallel.autotp_size` is left to the plan of a launch: counted as 1"
+    assert inspect(path).findings == ()
+
+
+def test_a_batch_that_needs_shared_layers_waits_for_the_plan() -> None:
+    settings = {**OPEN, "train_batch_size": 2, "gradient_accumulation_steps": 1}
+    (warning,) = inspect(settings, world_size=8).findings
+    assert warning.severity is Severity.WARNING
+    assert 'all 8 ranks, `tensor_parallel.autotp_size` "auto" counted as 1; ' in warning.message
+    assert warning.message.endswith('a value is "auto", left to the plan')
+    assert load(settings, world_size=8, planned={"tensor": 4}).batch is not None
+
+
+def test_a_size_left_open_has_keys_with_effect_and_one_place() -> None:
+    keys = {"autotp_size": "auto", "sequence_parallel": True}
+    assert inspect_section(keys).findings == ()
+    assert said({**keys, "tp": {"tp_size": 2}}, Severity.ERROR) == [
+        '`tensor_parallel.tp.tp_size` is 2, and `tensor_parallel.autotp_size` is "auto"; expected one size'
+    ]
+    assert said({**keys, "dtype": "bf16"}, Severity.ERROR)
