@@ -138,8 +138,9 @@ def command(
     if all_choices:
         predictions, layouts = what_if(size, settings, machine), what_if_axes(size, settings, machine)
         if as_json:
-            told = [*predictions, *(prediction for rows in layouts for prediction in rows)]
-            click.echo(json.dumps([prediction_json(prediction) for prediction in told], indent=2))
+            tables = {"stages": predictions, "layouts": [prediction for rows in layouts for prediction in rows]}
+            told = [{"table": name, **prediction_json(row)} for name, rows in tables.items() for row in rows]
+            click.echo(json.dumps(told, indent=2))
         else:
             table = describe_layouts(layouts)
             click.echo("\n".join([*describe_choices(predictions), *([""] if table else []), *table]))

@@ -153,6 +153,16 @@ def test_what_does_not_fit_says_by_how_much() -> None:
     assert re.search(r"verdict   does not fit: GPU needs [0-9.]+ GiB of 40\.0 GiB a rank\n", said)
 
 
+def test_what_if_as_json_says_which_table_a_row_is_of() -> None:
+    told = json.loads(planned("7B", "--gpus", "8xA100-80G", "--host-memory", "1T", "--what-if", "--json"))
+    tables = [row["table"] for row in told]
+    assert tables == sorted(tables, reverse=True)
+    assert tables.count("stages") == 12
+    layouts = [row["settings"] for row in told if row["table"] == "layouts"]
+    assert {(row["tensor_parallel"], row["stages"]) for row in layouts} >= {(1, 1), (2, 1), (1, 2), (2, 4), (8, 1)}
+    assert {row["policy"] for row in layouts} == {"every_block", "selective"}
+
+
 def test_what_if_marks_what_fits_and_what_this_version_cannot_run() -> None:
     lines = planned("7B", "--gpus", "8xA100-80G", "--seq", "2048", "--host-memory", "1T", "--what-if").splitlines()
     rows = [line for line in lines if line[:1].isdigit()]
@@ -561,6 +571,28 @@ def test_ranks_that_share_a_layer_are_not_guessed(script: Path) -> None:
     unplanned = dry_run("-n", "2", "--no-plan", "--model", "350M", "--config", config, str(script))
     assert unplanned.exit_code == 2
     assert "`--no-plan` makes no plan\nhint: leave `--no-plan` out, or write the number" in unplanned.stderr
+
+
+def test_other_hosts_are_taken_to_be_like_this_one(script: Path) -> None:
+    hosts = script.parent / "hosts"
+    hosts.write_text("nodea slots=2\nnodeb slots=2\n")
+    words = ("--dry-run", "-H", str(hosts), "--model", "350M", "--config", leaves_open(script.parent, **TENSOR))
+    planned = invoke("run", "--backend", "gloo", *words, str(script))
+    assert planned.exit_code == 0
+    assert '"auto" is ' in planned.stderr
+    assert "(of 1, 2): " in planned.stderr, "both ranks of a host, and no more while that fits"
+    assert "for 350M on 4 ranks on 2 hosts" in planned.stderr
+    unseen = invoke("run", *words, str(script))
+    assert unseen.exit_code == 2
+    assert "this machine has no GPU that tells of those of the other hosts\nhint: start it on one" in unseen.stderr
+
+
+def test_nodes_that_start_themselves_make_no_plan(script: Path) -> None:
+    static = ("--nodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", "29999")
+    config = leaves_open(script.parent, **TENSOR)
+    result = dry_run(*static, "-n", "2", "--model", "350M", "--config", config, str(script))
+    assert result.exit_code == 2
+    assert "every node starts dsrun by itself: their plans could differ" in result.stderr
 
 
 def test_stages_are_left_to_a_script_of_which_nothing_is_known(script: Path) -> None:
