@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dsrun.estimate.model.units import ModelSize
     from dsrun.estimate.run.machine import Machine
     from dsrun.estimate.run.settings import RunSettings
-    from dsrun.estimate.search.changes import Free
+    from dsrun.estimate.search.changes import Choice, Free
 
 _T = TypeVar("_T")
 
@@ -363,10 +363,7 @@ def _print_fit(
         size, settings, machine, free=free, accepts=lambda chosen: _is_config(config, chosen, settings, machine)
     )
     if choice is None:
-        raise UsageError(
-            "no layout, stage, recomputation, offload and micro batch fits",
-            hint="`--what-if` shows by how much; more ranks, `--host-memory` or a shorter `--seq` help",
-        )
+        raise _nothing_fits(fastest(size, settings, machine, free=free))
     prediction = choice.prediction
     chosen = prediction.settings
     document = _document(config, chosen, settings)
@@ -378,6 +375,20 @@ def _print_fit(
         changed += "; the script trains with `engine.train_batch`"
     click.echo(f"dsrun: {verdict(prediction)}{_by_script(config, chosen, settings)}{time}; {changed}", err=True)
     return 0
+
+
+def _nothing_fits(unsaid: Choice | None) -> UsageError:
+    """Says that nothing fits, or what the config lacks for that which would; `unsaid` is what it cannot say."""
+    found = None if unsaid is None else unsaid.prediction.settings
+    if found is not None and "nvme" in (found.offload_optimizer, found.offload_param):
+        return UsageError(
+            "what fits offloads to NVMe, and the config does not say where",
+            hint="add `nvme_path` to `zero_optimization.offload_optimizer` and `.offload_param` of `--config FILE`",
+        )
+    return UsageError(
+        "no layout, stage, recomputation, offload and micro batch fits",
+        hint="`--what-if` shows by how much; more ranks, `--host-memory` or a shorter `--seq` help",
+    )
 
 
 def _by_script(config: Config, chosen: RunSettings, settings: RunSettings) -> str:

@@ -252,6 +252,22 @@ def test_ranks_that_share_a_layer_are_planned_where_a_config_leaves_them_open(tm
     assert as_json(*words, "--axes", "t8")["assumed"] == as_json(*words[:-1], str(path), "--axes", "t8")["assumed"]
 
 
+def test_fit_asks_for_a_place_on_nvme_where_nothing_else_fits(tmp_path: Path) -> None:
+    words = ["30B", "--gpus", "RTX4090-24G", "--seq", "1024", "--host-memory", "160G", "--nvme", "4T", "--fit"]
+    refused = invoke("plan", *words)
+    assert refused.exit_code == 2
+    assert "error: what fits offloads to NVMe, and the config does not say where\nhint: add " in refused.stderr
+    place = {"nvme_path": str(tmp_path)}
+    path = tmp_path / "nvme.json"
+    zero = {"stage": 3, "offload_optimizer": place, "offload_param": place}
+    path.write_text(
+        json.dumps({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero})
+    )
+    fitted = invoke("plan", *words, "--config", str(path))
+    assert fitted.exit_code == 0
+    assert json.loads(fitted.stdout)["zero_optimization"]["offload_param"] == {**place, "device": "nvme"}
+
+
 def test_fit_writes_numbers_where_a_config_leaves_sizes_open(tmp_path: Path) -> None:
     path = tmp_path / "auto.json"
     settings = json.loads((CONFIGS / "bf16-zero0.json").read_text())
