@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from dsrun.estimate.model.units import from_count
 from dsrun.estimate.prediction import Prediction, predict
 from dsrun.estimate.run.settings import RunSettings
+from dsrun.units import format_duration
 from support.cli import invoke
 from support.planned_machines import gpus
 
@@ -34,10 +36,15 @@ def largest(prediction: Prediction) -> str:
 
 
 @pytest.mark.parametrize(("words", "said"), FITTED, ids=[words for words, _ in FITTED])
-def test_a_fitted_example_changes_what_the_guide_shows(words: str, said: str) -> None:
+def test_a_fitted_example_changes_what_the_guide_shows(words: str, said: str, tmp_path: Path) -> None:
     result = invoke(*words.split())
     assert result.exit_code == 0
     assert result.stderr.split() == said.split()
+    path = tmp_path / "ds.json"
+    path.write_text(result.stdout)
+    printed = json.loads(invoke(*words.removesuffix(" --fit").split(), "--config", str(path), "--json").stdout)
+    assert printed["fits"]
+    assert f"a step of at least {format_duration(printed['step']['floor_s'])}; " in result.stderr
 
 
 @pytest.mark.parametrize("words", SHOWN)
@@ -80,6 +87,12 @@ def test_one_gpu_offloads() -> None:
     assert plan(7, "RTX4090-24G", 1, replace(asked, stage=2, offload_optimizer="cpu")).fits
 
 
+def test_several_gpus_for_which_stage_3_is_too_large_offload() -> None:
+    asked = replace(BF16, stage=3, recompute="blocks")
+    assert plan(70, "H100-80G", 8, asked).fits is False
+    assert plan(70, "H100-80G", 8, replace(asked, offload_optimizer="cpu")).fits
+
+
 def test_tensor_ranks_share_activations_that_are_too_large_recomputed() -> None:
     asked = replace(BF16, stage=3, sequence=65536, recompute="blocks")
     alone = plan(13, "H100-80G", 8, asked)
@@ -115,6 +128,17 @@ def test_more_micro_batches_or_chunks_fill_a_schedule() -> None:
     assert few > 0.25
     assert more < few / 2
     assert chunks < few / 2
+
+
+def test_sequence_ranks_share_a_sample_that_tensor_ranks_cannot_hold() -> None:
+    asked = replace(BF16, stage=3, sequence=1 << 20, recompute="blocks", sequence_slices=True)
+    alone = plan(13, "H100-80G", 32, replace(asked, axis_sizes={"tensor": 8}))
+    assert alone.fits is False
+    assert largest(alone) == "activations"
+    assert plan(13, "H100-80G", 32, replace(asked, axis_sizes={"tensor": 8, "ulysses": 4})).fits
+    words = ("plan", "13B", "--gpus", "4x8xH100-80G", "--seq", "1048576", "--recompute", "blocks", "--axes", "t8u4")
+    told = json.loads(invoke(*words, "--json").stdout)
+    assert (told["fits"], told["runs"]) == (True, False), "the axis is planned"
 
 
 def test_the_three_numbers_are_what_the_guide_says() -> None:

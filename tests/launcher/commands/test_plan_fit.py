@@ -1,15 +1,19 @@
-"""`dsrun plan --fit` changes nothing that an option says."""
+"""`dsrun plan --fit` prints configs that plan as it says, and changes nothing that an option says."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dsrun.config.load import load
+from dsrun.units import format_duration
 from support.cli import invoke
 
+RECIPE_405B = Path(__file__).parents[3] / "configs/pretrain-405b-128x80gb.json"
 CONFIG = {
     "train_micro_batch_size_per_gpu": 1,
     "gradient_accumulation_steps": 8,
@@ -25,12 +29,114 @@ def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def planned(words: str, config: Path) -> Any:
+    """Returns a plan as JSON."""
+    result = invoke("plan", *words.split(), "--config", str(config), "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    return json.loads(result.stdout)
+
+
+def plan_fitted(words: str, *, ranks: int, config: Path | None = None) -> tuple[dict[str, Any], Any]:
+    """Returns the config that `--fit` prints, which loads and plans as was said of it, and its plan."""
+    given = () if config is None else ("--config", str(config))
+    result = invoke("plan", *words.split(), *given, "--fit")
+    assert result.exit_code == 0, result.stderr
+    said = re.match(r"dsrun: fits, a step of at least ([^;]+); ", result.stderr)
+    assert said is not None
+    path = Path("fitted.json")
+    path.write_text(result.stdout)
+    load(path, world_size=ranks)
+    plan = planned(words, path)
+    assert plan["fits"]
+    assert format_duration(plan["step"]["floor_s"]) == said[1]
+    return json.loads(result.stdout), plan
+
+
 def fitted(*words: str) -> tuple[dict[str, Any], str]:
     """Returns the config that is printed, and what is said of it."""
     Path("ds.json").write_text(json.dumps(CONFIG))
     result = invoke("plan", *words, "--config", "ds.json", "--fit")
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"),
+    [
+        ("7B --gpus 1xRTX4090-24G --host-memory 256G --seq 1024", 1),
+        ("13B --gpus 4xA100-80G", 4),
+        ("70B --gpus 8xH100-80G --host-memory 2T", 8),
+    ],
+)
+def test_what_is_printed_without_a_config_plans_as_is_said(words: str, ranks: int) -> None:
+    document, plan = plan_fitted(words, ranks=ranks)
+    batch = (document["train_micro_batch_size_per_gpu"], document["gradient_accumulation_steps"])
+    assert batch[0] == 1
+    assert (plan["settings"]["micro_batch"], plan["settings"]["accumulation_steps"]) == batch
+
+
+def test_the_recipe_for_405b_is_nearly_as_fast_as_what_fits_best() -> None:
+    """It keeps ranks that share a layer on one host each, and stages on one host each."""
+    words = "405B --gpus 16x8xH100-80G --host-memory 2T"
+    _, best = plan_fitted(words, ranks=128, config=RECIPE_405B)
+    recipe = planned(words, RECIPE_405B)
+    assert recipe["fits"]
+    assert best["step"]["floor_s"] <= recipe["step"]["floor_s"] < 1.03 * best["step"]["floor_s"]
+    assert best["step"]["tokens"] == recipe["step"]["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "gpus", "settings", "said", "nearest"),
+    [
+        (
+            {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28672},
+            "8xH100-80G",
+            {"zero_optimization": {"stage": 3}},
+            "141.1 GB as the ZeRO paper counts it verdict does not fit: GPU needs 270.7 GiB of 79.6 GiB a rank",
+            "- `activation_checkpointing.policy` every_block, `zero_optimization.offload_optimizer.device` cpu: GPU",
+        ),
+        (
+            {"hidden_size": 16384, "num_hidden_layers": 126, "num_attention_heads": 128, "intermediate_size": 53248},
+            "16x8xH100-80G",
+            {
+                "zero_optimization": {"stage": 1},
+                "tensor_parallel": {"autotp_size": 8, "sequence_parallel": True},
+                "pipeline": {"stages": 4},
+                "activation_checkpointing": {"policy": "every_block"},
+                "gradient_accumulation_steps": 64,
+            },
+            "88.8 GB as the ZeRO paper counts it verdict does not fit: GPU needs 163.0 GiB of 79.6 GiB a rank",
+            "- `pipeline.stages` 16, `train_micro_batch_size_per_gpu` 1, `gradient_accumulation_steps` 256: GPU",
+        ),
+    ],
+    ids=["70B", "405B"],
+)
+def test_what_is_asked_for_too_often_is_told_not_to_fit_and_what_near_it_does(
+    shape: dict[str, int], gpus: str, settings: dict[str, Any], said: str, nearest: str
+) -> None:
+    """Llama 3's 70B at stage 3 without offload, and 405B as t8 p4 d4: with changes that the report names, they fit."""
+    llama = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8, "tie_word_embeddings": False}
+    Path("config.json").write_text(json.dumps({**llama, **shape}))
+    document: dict[str, Any] = {**CONFIG, "gradient_accumulation_steps": 1, **settings}
+    path = Path("ds.json")
+    path.write_text(json.dumps(document))
+    words = f"config.json --gpus {gpus} --host-memory 2T"
+    report = " ".join(invoke("plan", *words.split(), "--config", str(path)).stdout.split())
+    assert said in report
+    assert f"nearest that fits {nearest}" in report
+    found = planned(words, path)
+    assert not found["fits"]
+    for key, value in found["nearest"][0]["changes"].items():
+        *sections, name = key.split(".")
+        into = document
+        for section in sections:
+            into = into.setdefault(section, {})
+        into[name] = value
+    path.write_text(json.dumps(document))
+    after = planned(words, path)
+    assert after["fits"]
+    # What is near is priced by the formula for chunks that take equal time.
+    assert after["step"]["floor_s"] == pytest.approx(found["nearest"][0]["floor_s"], rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def plan(
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_a_recipe_is_planned_and_runs(path: Path) -> None:
-    prediction = plan(path)
+    named = re.search(r"-(\d+b)-(\d+)x", path.name)
+    prediction = plan(path) if named is None else plan(path, named[1], ranks=int(named[2]))
     assert prediction.settings.can_run
     assert prediction.step.complete
     assert prediction.tier("GPU").complete
@@ -60,6 +62,7 @@ def test_a_recipe_is_planned_and_runs(path: Path) -> None:
         ("pretrain-1b-8x80gb.json", "1B", "A100-80G", 8),
         ("finetune-70b-8x80gb.json", "70B", "H100-80G", 8),
         ("finetune-7b-1x24gb-offload.json", "7B", "RTX4090-24G", 1),
+        ("pretrain-405b-128x80gb.json", "405B", "H100-80G", 128),
     ],
 )
 def test_a_recipe_fits_the_machine_in_its_name(recipe: str, model: str, gpu: str, ranks: int) -> None:
@@ -81,3 +84,12 @@ def test_the_comment_of_a_recipe_says_what_its_states_take(recipe: str, model: s
     state = plan(CONFIGS / recipe, model, ranks=ranks).state
     resident = state.total - state.gather_slots - state.gradient_slots
     assert int(said[1]) == round(resident / 1e9)
+
+
+def test_the_comment_of_the_recipe_for_16_hosts_is_what_the_plan_says() -> None:
+    said = json.loads((CONFIGS / "pretrain-405b-128x80gb.json").read_text())["_comment"]
+    found = plan(CONFIGS / "pretrain-405b-128x80gb.json", "405B", ranks=128, seq=4096)
+    assert found.pipeline is not None
+    assert f"{found.pipeline.bubble:.1%} of a step" in said.replace(" %", "%")
+    away = round((found.state.masters + found.state.states) / 1e9)
+    assert f"{away} GB of masters and Adam's moments" in said
