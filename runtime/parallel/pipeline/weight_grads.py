@@ -38,12 +38,14 @@ from dsrun.errors import ModelError
 
 from ...compat import in_transform, without_overrides
 from ...late_compiler import UncompiledFunction
+from ..linear_products import asks_for_product, plain_product, put_product, take_away_product
 
 
 class DeferredWeightGrads:
     """The linear layers of a model whose weight gradients can wait, see [Note: two halves of a backward].
 
-    Their forwards are replaced on the instance, so names, hooks and classes stay; `remove` undoes it.
+    Their forwards are replaced on the instance, so names, hooks and classes stay; `remove` undoes it. Of layers whose
+    forward does more than the product (`linear_products.py`), as those that are cut over ranks, the product alone is.
 
     Args:
         model: module to look through, under whose names its parts are named; one rank's chunks, all of them.
@@ -61,7 +63,11 @@ class DeferredWeightGrads:
         self.left: Mapping[str, str] = _shared_with_others(model, waiting)
         for name, module in waiting.items():
             if name not in self.left:
-                module.forward = _InstanceForward(_Call(name, module, self).forward, module)
+                made = _InstanceForward(_Call(name, module, self).forward, module)
+                if asks_for_product(module):
+                    put_product(module, made)
+                else:
+                    module.forward = made
                 self._installed.append(module)
 
     @contextmanager
@@ -143,6 +149,7 @@ class DeferredWeightGrads:
         """Gives the layers their own forwards back."""
         for module in self._installed:
             module.__dict__.pop("forward", None)
+            take_away_product(module)
         self._installed.clear()
         for _, handle in self._watched.values():
             handle.remove()
@@ -233,10 +240,10 @@ class _Call:
         self._module = module
         self._plain = _own_forward(module)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns what the layer's own forward returns."""
+    def forward(self, x: Tensor, *, has_bias: bool = True) -> Tensor:
+        """Returns what the layer's own forward returns; of a product without a bias, the product."""
         module: Any = self._module
-        weight, bias = module.weight, module.bias
+        weight, bias = module.weight, module.bias if has_bias else None
         if (
             not (torch.is_grad_enabled() and weight.requires_grad and weight.is_leaf)
             or type(x) not in (Tensor, nn.Parameter)
@@ -244,7 +251,7 @@ class _Call:
             or x.layout is not torch.strided
             or in_transform()
         ):
-            return self._plain(x)
+            return self._plain(x) if has_bias else self._plain(x, has_bias=False)
         if x.dim() == 2 or (self.is_transposed and not (bias is not None and x.is_contiguous())):
             return _Product.apply(x, weight, bias, self)  # pyright: ignore
         # torch adds the bias to rows too; a result made of rows in a function could not be changed in place after it.
@@ -336,13 +343,17 @@ class _InstanceForward(UncompiledFunction):
 
 
 def _own_forward(module: nn.Module) -> Any:
+    if asks_for_product(module):
+        return partial(plain_product, module)
     return MethodType(type(module).forward, module)
 
 
 def _can_wait(module: nn.Module) -> bool:
     kind = type(module)
     is_conv1d = kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
-    if not (kind is nn.Linear or is_conv1d) or "forward" in module.__dict__:
+    # A cut Linear is one behind a class that asks: `__bases__` are these two.
+    is_linear = kind is nn.Linear or (asks_for_product(module) and kind.__bases__[1] is nn.Linear)
+    if not (is_linear or is_conv1d) or "forward" in module.__dict__:
         return False
     own = _own_params(module)
     weight = own.get("weight")

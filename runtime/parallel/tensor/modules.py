@@ -19,6 +19,7 @@ import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...mesh.collectives import Collectives
+from ..linear_products import AsksForProduct, plain_product, product_of
 from .fronts import is_plain, own_class, uncompiled, with_front
 from .operators import gather_last, share_input, split_last, sum_outputs
 from .overlap import OverlappedInput
@@ -169,7 +171,15 @@ class _Cut:
         return super().forward(*args, **kwargs)  # type: ignore[misc] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
 
 
-class _Column(_Cut):
+class _LinearCut(_Cut, AsksForProduct):
+    """A cut module whose product somebody else may make, see `linear_products.py`."""
+
+    def _own(self, *args: Any, **kwargs: Any) -> Any:
+        product = product_of(self)
+        return super()._own(*args, **kwargs) if product is None else product(*args, **kwargs)
+
+
+class _Column(_LinearCut):
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         cut = self._dsrun_tensor_cut
         if cut.exact:
@@ -200,7 +210,7 @@ class _RepeatedColumn(_Cut):
         return y
 
 
-class _Row(_Cut):
+class _Row(_LinearCut):
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         cut = self._dsrun_tensor_cut
         if cut.randomness is not None and not cut.style.splits_input:
@@ -215,7 +225,10 @@ class _Row(_Cut):
             input = split_last(input, cut.axis, deal=cut.deal)
         own: Any = self
         bias: Tensor | None = getattr(own, "bias", None)
-        y = self._own(input, *args, **kwargs) if bias is None else F.linear(input, own.weight)
+        if bias is None:
+            y = self._own(input, *args, **kwargs)
+        else:
+            y = (product_of(self) or partial(plain_product, self))(input, has_bias=False)
         if cut.slices:
             y = scatter_sums(y, cut.axis)
         else:
