@@ -124,7 +124,7 @@ def command(
         ),
     )
     sizes = _attempt(problems, lambda: _axes(axes))
-    checked = _attempt(problems, lambda: _config(config, sizes or {}))
+    checked = _attempt(problems, lambda: _config(config, sizes or {}, axes))
     if machine is None or size is None or checked is None or sizes is None or problems:
         raise UsageError.of(problems)
     read = partial(_settings, size=size, machine=machine, sizes=sizes, seq=seq, micro=micro, recompute=recompute)
@@ -191,15 +191,17 @@ def _axes(text: str | None) -> dict[str, int]:
     return {} if text is None else parse_axes(text)
 
 
-def _config(path: str | None, sizes: Mapping[str, int]) -> Config:
+def _config(path: str | None, sizes: Mapping[str, int], axes: str | None) -> Config:
     from dsrun.config.findings import Code, Severity, errors_of
-    from dsrun.config.load import inspect
+    from dsrun.config.load import inspect, inspect_tree
+    from dsrun.config.text.tree import from_plain
 
     from ..estimate.config_changes import with_axes
 
     inspection = inspect(_NO_CONFIG if path is None else path, keep_planned=True)
     if inspection.config is not None and sizes:
-        inspection = inspect(with_axes(inspection.config.raw, sizes), keep_planned=True)
+        name = f"`--axes {axes}`" if path is None else f"{path} with `--axes {axes}`"
+        inspection = inspect_tree(from_plain(with_axes(inspection.config.raw, sizes), name), name, keep_planned=True)
     if inspection.config is None:
         # What is planned is no fault here; only the other errors stand in the way.
         faults = [finding for finding in inspection.findings if finding.code is not Code.PLANNED]
@@ -220,7 +222,8 @@ def _with_open_axes(
 ) -> tuple[Config, tuple[str, ...]]:
     """Returns the config with the sizes that it leaves to a plan, and a line that says which."""
     from dsrun.config.axes import open_axes
-    from dsrun.config.load import inspect
+    from dsrun.config.load import inspect_tree
+    from dsrun.config.text.tree import from_plain
 
     keys = open_axes(config)
     if not keys:
@@ -232,7 +235,8 @@ def _with_open_axes(
     def reread(planned: Mapping[str, int]) -> Config | None:
         # With `--micro` the config's own batch need not come out.
         ranks = machine.ranks if micro is None and "c" not in sizes else None
-        return inspect(config.raw, world_size=ranks, keep_planned=True, planned=planned).config
+        tree = from_plain(config.raw, config.source)
+        return inspect_tree(tree, config.source, world_size=ranks, keep_planned=True, planned=planned).config
 
     found = plan_open_axes(config, size, machine, reread=reread, settings_of=read)
     if found is None:
@@ -303,7 +307,8 @@ def _checked_axes(settings: RunSettings, sizes: Mapping[str, int], machine: Mach
 def _fastest_stage(size: ModelSize, settings: RunSettings, machine: Machine) -> RunSettings:
     from dsrun.estimate.search.fastest import fastest
 
-    choice = fastest(size, settings, machine, free={"stage", "batch"})
+    # Of axes that are planned alone too: whether this version runs it is told elsewhere.
+    choice = fastest(size, replace(settings, planned=()), machine, free={"stage", "batch"})
     stage = settings.stage if choice is None else choice.prediction.settings.stage
     reason = "none fits" if choice is None else "the fastest that fits"
     note = f"no `--config`: bf16 with AdamW, at stage {stage} ({reason})"

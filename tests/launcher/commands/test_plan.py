@@ -252,6 +252,21 @@ def test_ranks_that_share_a_layer_are_planned_where_a_config_leaves_them_open(tm
     assert as_json(*words, "--axes", "t8")["assumed"] == as_json(*words[:-1], str(path), "--axes", "t8")["assumed"]
 
 
+def test_axes_that_do_not_divide_are_refused_where_they_were_said() -> None:
+    words = ["plan", "7B", "--gpus", "4x8xH100-80G", "--axes", "t3"]
+    said = "`tensor_parallel.autotp_size` is 3; 32 ranks do not divide by tensor parallel 3\nhint: use a multiple of 3"
+    assert invoke(*words).stderr.startswith(f"error: `--axes t3`: {said}")
+    config = str(CONFIGS / "bf16-zero0.json")
+    assert invoke(*words, "--config", config).stderr.startswith(f"error: {config} with `--axes t3`: {said}")
+
+
+def test_a_stage_is_chosen_for_axes_that_are_planned_too() -> None:
+    told = as_json("70B", "--gpus", "4x8xH100-80G", "--axes", "t8u4")
+    assert (told["runs"], told["fits"]) == (False, True)
+    stage = told["settings"]["stage"]
+    assert f"no `--config`: bf16 with AdamW, at stage {stage} (the fastest that fits)" in told["assumed"]
+
+
 def test_fit_asks_for_a_place_on_nvme_where_nothing_else_fits(tmp_path: Path) -> None:
     words = ["30B", "--gpus", "RTX4090-24G", "--seq", "1024", "--host-memory", "160G", "--nvme", "4T", "--fit"]
     refused = invoke("plan", *words)

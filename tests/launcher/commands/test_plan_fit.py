@@ -135,8 +135,7 @@ def test_what_is_asked_for_too_often_is_told_not_to_fit_and_what_near_it_does(
     path.write_text(json.dumps(document))
     after = planned(words, path)
     assert after["fits"]
-    # What is near is priced by the formula for chunks that take equal time.
-    assert after["step"]["floor_s"] == pytest.approx(found["nearest"][0]["floor_s"], rel=1e-3)
+    assert after["step"]["floor_s"] == pytest.approx(found["nearest"][0]["floor_s"])
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ class _Candidate:
         network_bytes: bytes that it sends at least; counted where no speed is known.
         steps: position among what is offloaded, and among what is recomputed.
         prediction: prediction that says that they fit; None: they are not priced yet.
+        is_exact: whether a pipeline's schedule was simulated for it; else its formula has told what ranks wait.
     """
 
     settings: RunSettings
@@ -53,6 +54,7 @@ class _Candidate:
     network_bytes: int
     steps: tuple[int, int]
     prediction: Prediction | None = None
+    is_exact: bool = False
 
     @property
     def order(self) -> _Order:
@@ -98,9 +100,8 @@ def fastest(
         best = search.run(accepts, over_hosts=True)
     if best is None:
         return None
-    # A search has many pipelines to price, by their formula; the one that is chosen is simulated.
-    differs = changes(settings, best, ranks=machine.ranks, asked_ranks=machine.ranks)
-    return Choice(predict(model, best, machine), tuple(differs))
+    differs = changes(settings, best.settings, ranks=machine.ranks, asked_ranks=machine.ranks)
+    return Choice(best, tuple(differs))
 
 
 class _Search:
@@ -116,18 +117,22 @@ class _Search:
         #: By all that may differ but the batch: the smallest micro batch that has been found not to fit.
         self.too_large: dict[tuple[object, ...], int] = {}
 
-    def run(self, accepts: Callable[[RunSettings], bool] | None, *, over_hosts: bool) -> RunSettings | None:
-        """Returns the best settings."""
+    def run(self, accepts: Callable[[RunSettings], bool] | None, *, over_hosts: bool) -> Prediction | None:
+        """Returns the prediction for the best settings."""
         numbers = count()  # of equals, the one that was there first
         waiting = [(one.order, next(numbers), one) for one in self._first(over_hosts)]
         heapq.heapify(waiting)
         while waiting:
             _, _, candidate = heapq.heappop(waiting)
-            if candidate.prediction is not None:
-                if accepts is None or accepts(candidate.settings):
-                    return candidate.settings
+            if candidate.prediction is None:
+                following = self._next(candidate)
+            elif accepts is not None and not accepts(candidate.settings):
                 continue
-            for one in self._next(candidate):
+            elif candidate.is_exact:
+                return candidate.prediction
+            else:
+                following = self._simulated(candidate)
+            for one in following:
                 heapq.heappush(waiting, (one.order, next(numbers), one))
         return None
 
@@ -174,6 +179,13 @@ class _Search:
             if takes_offload(settings, *self.offloads[more]):
                 yield _Candidate(with_offload(settings, *self.offloads[more]), seconds, network, (more, 0))
                 return
+
+    def _simulated(self, candidate: _Candidate) -> Iterator[_Candidate]:
+        """Yields the settings with what a simulation of their pipeline says: its formula takes chunks for even."""
+        prediction = predict(self.model, candidate.settings, self.machine)
+        if prediction.fits is not False:
+            seconds = prediction.step.seconds or candidate.seconds
+            yield replace(candidate, seconds=seconds, prediction=prediction, is_exact=True)
 
     def _may_fit(self, settings: RunSettings) -> bool:
         limit = self.machine.gpu_memory_bytes

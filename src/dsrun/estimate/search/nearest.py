@@ -67,7 +67,13 @@ def nearest(
     for _, kind, choice in found:
         (others if kind in seen else first).append(choice)
         seen.add(kind)
-    return [*first, *others][:count]
+    # The search has priced pipelines by their formula; what is told is simulated.
+    return [_simulated(model, choice) for choice in [*first, *others][:count]]
+
+
+def _simulated(model: ModelSize, choice: Choice) -> Choice:
+    told = choice.prediction
+    return replace(choice, prediction=predict(model, told.settings, told.machine))
 
 
 def _options(model: ModelSize, settings: RunSettings, machine: Machine, most_ranks: int) -> dict[str, Sequence[Any]]:

@@ -12,8 +12,9 @@ from dsrun.estimate.prediction import predict
 from dsrun.estimate.run.catalogue import find_gpu
 from dsrun.estimate.run.machine import Machine, Speeds
 from dsrun.estimate.run.settings import RunSettings
+from dsrun.estimate.search.changes import takes_micro_batches
 from dsrun.estimate.search.fastest import fastest
-from dsrun.estimate.search.layouts import divisors
+from dsrun.estimate.search.layouts import divisors, layouts
 from dsrun.estimate.search.what_if import what_if
 from support.planned_machines import gpus
 
@@ -94,3 +95,23 @@ def test_405b_is_searched_in_seconds(ranks: int) -> None:
     assert time.monotonic() - began < 15
     assert choice is not None
     assert choice.prediction.fits
+
+
+def test_of_uneven_chunks_the_one_that_a_simulation_finds_fastest_is_taken() -> None:
+    """126 blocks in 16 stages: by the formula, which takes chunks for even, seven a rank would be the fastest."""
+    model, on = from_count(405 * 10**9), gpus("H100-80G", 128, host_memory=2 << 40)
+    asked = RunSettings(
+        stage=1,
+        compute_bytes=2,
+        axis_sizes={"tensor": 8, "pipe": 16},
+        accumulation_steps=256,
+        once_an_update=True,
+        recompute="blocks",
+        cut_activations=True,
+    )
+    choice = fastest(model, asked, on, free={"schedule"})
+    assert choice is not None
+    each = [predict(model, one, on) for one in layouts(model, asked, on, free={"schedule"}) if takes_micro_batches(one)]
+    times = [one.step.seconds or 0.0 for one in each if one.fits]
+    assert choice.prediction.step.seconds == min(times)
+    assert len(times) == 3
