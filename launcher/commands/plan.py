@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dsrun.estimate.model.units import ModelSize
     from dsrun.estimate.run.machine import Machine
     from dsrun.estimate.run.settings import RunSettings
-    from dsrun.estimate.search.changes import Choice, Free
+    from dsrun.estimate.search.changes import Free
 
 _T = TypeVar("_T")
 
@@ -103,11 +103,13 @@ def command(
       train.py           what the script trained in its last run with dsrun;
                          before there is one, add `--model`
     """
+    from dsrun.config.show.migrate import dump
     from dsrun.estimate.prediction import predict
     from dsrun.estimate.search.nearest import nearest
     from dsrun.estimate.search.what_if import what_if, what_if_axes
 
     from ..estimate.choices_text import describe_choices, describe_layouts, describe_misfit, nearest_json
+    from ..estimate.fitted_config import fitted_config
     from ..estimate.machine import find_machine
     from ..estimate.text import describe_prediction, prediction_json
 
@@ -134,7 +136,10 @@ def command(
     if picture is not None:
         return _draw(settings, picture)
     if fit:
-        return _print_fit(checked, size, settings, machine, free=_free(sizes, recompute))
+        document, said = fitted_config(checked, size, settings, machine, free=_free(sizes, recompute))
+        click.echo(dump(document), nl=False)
+        click.echo(f"dsrun: {said}", err=True)
+        return 0
     if all_choices:
         predictions, layouts = what_if(size, settings, machine), what_if_axes(size, settings, machine)
         if as_json:
@@ -346,74 +351,3 @@ def _free(sizes: Mapping[str, int], recompute: str | None) -> frozenset[Free]:
     by_letter: dict[str, Free] = {"t": "tensor", "p": "pipe", "v": "schedule", "m": "batch"}
     held = {what for letter, what in by_letter.items() if letter in sizes}
     return EVERYTHING - held - ({"recompute"} if recompute is not None else set())
-
-
-def _print_fit(
-    config: Config, size: ModelSize, settings: RunSettings, machine: Machine, *, free: frozenset[Free]
-) -> int:
-    from dsrun.config.show.migrate import dump
-    from dsrun.estimate.search.fastest import fastest
-    from dsrun.units import format_duration
-
-    from ..estimate.config_changes import format_value
-    from ..estimate.text import verdict
-
-    blocked = [key for key in settings.planned if ".offload_" not in key]
-    if blocked:
-        raise UsageError(
-            f"the config asks for {', '.join(f'`{key}`' for key in blocked)}, which this version does not build yet",
-            hint="leave that out, or see with `--what-if` what it would need",
-        )
-    choice = fastest(
-        size, settings, machine, free=free, accepts=lambda chosen: _is_config(config, chosen, settings, machine)
-    )
-    if choice is None:
-        raise _nothing_fits(fastest(size, settings, machine, free=free))
-    prediction = choice.prediction
-    chosen = prediction.settings
-    document = _document(config, chosen, settings)
-    click.echo(dump(document), nl=False)
-    seconds = prediction.step.seconds
-    time = "" if seconds is None else f", a step of at least {format_duration(seconds)}"
-    changed = ", ".join(f"`{key}` {format_value(value)}" for key, value in choice.changes) or "nothing to change"
-    if chosen.stages > 1 and chosen.stages != settings.stages:
-        changed += "; the script trains with `engine.train_batch`"
-    click.echo(f"dsrun: {verdict(prediction)}{_by_script(config, chosen, settings)}{time}; {changed}", err=True)
-    return 0
-
-
-def _nothing_fits(unsaid: Choice | None) -> UsageError:
-    """Says that nothing fits, or what the config lacks for that which would; `unsaid` is what it cannot say."""
-    found = None if unsaid is None else unsaid.prediction.settings
-    if found is not None and "nvme" in (found.offload_optimizer, found.offload_param):
-        return UsageError(
-            "what fits offloads to NVMe, and the config does not say where",
-            hint="add `nvme_path` to `zero_optimization.offload_optimizer` and `.offload_param` of `--config FILE`",
-        )
-    return UsageError(
-        "no layout, stage, recomputation, offload and micro batch fits",
-        hint="`--what-if` shows by how much; more ranks, `--host-memory` or a shorter `--seq` help",
-    )
-
-
-def _by_script(config: Config, chosen: RunSettings, settings: RunSettings) -> str:
-    """Returns who recomputes blocks, where no section of the config has them recomputed."""
-    said = config.activation_checkpointing.chosen_policy not in ("none", "compiler")
-    is_asked = (chosen.recompute, chosen.policy) == (settings.recompute, settings.policy)
-    return ", where the script recomputes its blocks" if chosen.recompute == "blocks" and is_asked and not said else ""
-
-
-def _document(config: Config, chosen: RunSettings, settings: RunSettings) -> dict[str, Any]:
-    from ..estimate.config_changes import with_choice
-
-    document = with_choice(config.raw, chosen, settings)
-    if config.train_batch_size is None:
-        document.pop("train_batch_size", None)
-    return document
-
-
-def _is_config(config: Config, chosen: RunSettings, settings: RunSettings, machine: Machine) -> bool:
-    """Whether a config can say these settings: its own rules are asked."""
-    from dsrun.config.load import inspect
-
-    return inspect(_document(config, chosen, settings), world_size=machine.ranks).config is not None
