@@ -119,6 +119,6 @@ def planned_text(found: PlannedAxes, keys: Mapping[str, str]) -> str:
     else:
         among = "of those that fit" if prediction.fits else "of all, and whether they fit is not known"
         is_timed = prediction.step.seconds is not None
-        reason = f"the fastest {among}" if is_timed else f"the fewest bytes sent {among} (speeds are not known here)"
+        reason = f"the fastest {among}" if is_timed else f"the smallest {among}, for speeds are not known here"
     module = "; a script's PipelineModule keeps its own number of stages" if "pipe" in found.sizes else ""
     return f"{said}: {reason}, for {prediction.model.label} on {prediction.machine.label}{module}"

@@ -42,9 +42,9 @@ def plan_open_axes(
     """Returns the sizes with the most samples a second of all that fit; None where the config takes no sizes at all.
 
     Batch sizes count as the config has them: where it says the samples of a rank, more ranks for a model are fewer
-    samples an update. Where no speed is known, the order is that of bytes on the wire a sample. Of equals, fewer
-    stages, then fewer ranks that share a layer; these are on one host unless nothing else fits. Where nothing fits, the
-    sizes whose fullest rank needs the least.
+    samples an update. Of equals, and where no speed is known of all that fit, fewer stages, then fewer ranks that share
+    a layer; these are on one host unless nothing else fits. Where nothing fits, the sizes whose fullest rank needs the
+    least.
 
     Args:
         config: the config.
@@ -101,5 +101,4 @@ def _order(prediction: Prediction, sizes: Mapping[str, int]) -> tuple[float, ...
     ranks = settings.ranks_of("batch", prediction.machine.ranks)
     samples = settings.micro_batch * settings.accumulation_steps * ranks
     missing = 0 if prediction.fits is not False else prediction.tiers[0].total_bytes
-    sent = prediction.traffic.network_bytes / samples
-    return missing, rounded((seconds or 0.0) / samples), sent, sizes.get("pipe", 1), sizes.get("tensor", 1)
+    return missing, rounded((seconds or 0.0) / samples), sizes.get("pipe", 1), sizes.get("tensor", 1)
