@@ -27,7 +27,7 @@ def with_planned_axes(
 ) -> Launch:
     """Returns a launch whose ranks are told the sizes that their config leaves open, and a note on these.
 
-    Stages are left to the script where nothing is known of its model: 1, unless it has a PipelineModule.
+    Stages are left to the script where the layers of its model are not known: 1, unless it has a PipelineModule.
 
     Args:
         launch: launch whose config leaves sizes of axes open.
@@ -96,6 +96,8 @@ def _facts(
         return Problem(
             "the model is not known before the script runs", "add `--model 7B`, a config.json or `module:callable`"
         )
+    if size.architecture is None:
+        return Problem(f"the shape of the layers of {size.label} is not known", "add `--model 7B` or a config.json")
     machine, _ = machine_of(launch, environ)
     if machine.on_cpu and launch.placement.remote_hosts and launch.env.get(BACKEND_ENV) != "gloo":
         return Problem("this machine has no GPU that tells of those of the other hosts", "start it on one that has")
@@ -114,7 +116,9 @@ def planned_text(found: PlannedAxes, keys: Mapping[str, str]) -> str:
         f'`{keys[axis]}` "auto" is {size} (of {", ".join(map(str, found.tried[axis]))})'
         for axis, size in found.sizes.items()
     )
-    if prediction.fits is False:
+    if prediction.model.architecture is None:
+        reason = "the shape of its layers is not known"
+    elif prediction.fits is False:
         reason = "none fits, and these need the least memory"
     else:
         among = "of those that fit" if prediction.fits else "of all, and whether they fit is not known"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -429,13 +430,20 @@ def test_a_callable_that_cannot_be_built_says_why() -> None:
 
 
 def write_run(
-    state: Path, script: Path, *, job: str = "20261121-0700-aaaa", count: str = "1B", words: Sequence[str] = ()
+    state: Path,
+    script: Path,
+    *,
+    job: str = "20261121-0700-aaaa",
+    count: str = "1B",
+    words: Sequence[str] = (),
+    has_shape: bool = True,
 ) -> None:
     """Leaves what a run of `script` leaves."""
     from dsrun.estimate.model.units import parse_count
 
     numel = parse_count(count)
     assert numel is not None
+    size = from_count(numel)
     folder = state / "dsrun" / "jobs" / job
     folder.mkdir(parents=True)
     record = {
@@ -443,7 +451,7 @@ def write_run(
         "time": time.time() + 10,
         "script": os.path.realpath(script),
         "arguments": digest_of(list(words)),
-        "model": from_count(numel).to_json(),
+        "model": (size if has_shape else replace(size, architecture=None)).to_json(),
     }
     (folder / "records.jsonl").write_text(json.dumps(record) + '\n{"event": "step"}\n')
 
@@ -582,6 +590,20 @@ def test_a_launch_plans_the_sizes_that_its_config_leaves_open(script: Path, stat
     assert known.exit_code == 0
     assert re.search(r"DSRUN_PLANNED_AXES=pipe=\d,tensor=\d", known.stdout)
     assert "a script's PipelineModule keeps its own number of stages" in known.stderr
+
+
+def test_layers_whose_shape_is_not_known_are_not_cut_in_silence(script: Path, state_folder: Path) -> None:
+    write_run(state_folder, script, count="1M", has_shape=False)
+    refused = dry_run("-n", "2", "--config", leaves_open(script.parent, **TENSOR), str(script))
+    assert refused.exit_code == 2
+    assert (
+        '"auto", and the shape of the layers of 1M is not known\nhint: add `--model 7B` or a config' in refused.stderr
+    )
+    left = dry_run("-n", "2", "--config", leaves_open(script.parent, **STAGES), str(script))
+    assert (left.exit_code, left.stderr) == (0, "")
+    told = as_json(str(script), "--gpus", "2xA100-80G", "--config", leaves_open(script.parent, **TENSOR))
+    (note,) = [one for one in told["assumed"] if one.startswith("`tensor_parallel.autotp_size`")]
+    assert '"auto" is 1 (of 1): the shape of its layers is not known, for 1M on ' in note
 
 
 def test_what_is_planned_is_asked_whether_it_fits(script: Path) -> None:
