@@ -36,7 +36,7 @@ _TENSOR_DTYPE = "tensor_parallel.dtype"
 _BY_PLAN = "the fastest that fits, by the plan of the launch"
 #: By axis: who says its size where a config leaves it open, and what is counted until then.
 _WHO_SAYS = {
-    "pipe": "the script: counted as 1, which is so unless it has a PipelineModule, or `dsrun plan` finds more faster",
+    "pipe": "the script: counted as 1, which is so unless it has a PipelineModule, or a launch plans more",
     "tensor": "the plan of a launch: counted as 1",
 }
 

@@ -292,8 +292,8 @@ def test_where_the_script_says_the_stages_a_check_says_what_it_counts(pipeline: 
     (note,) = found(of(pipeline), world_size=4)
     assert (note.severity, note.key) == (Severity.NOTE, "pipeline.stages")
     assert note.message == (
-        "`pipeline.stages` is left to the script: counted as 1, which is so unless it has a PipelineModule, or `dsrun "
-        "plan` finds more faster"
+        "`pipeline.stages` is left to the script: counted as 1, which is so unless it has a PipelineModule, or a "
+        "launch plans more"
     )
     assert inspect(of(pipeline)).findings == (), "nothing is counted before the ranks are known"
     assert load(of(pipeline), world_size=4, pipeline_stages=2).findings == ()
