@@ -125,7 +125,8 @@ def make_components(
     check_trains = TrainingCheck(update, access.torn, states)
 
     # What is saved and loaded.
-    names = names_over_stages(sharded.module, sharded.units, mesh, further=sharded.chunks.ties.names)
+    ties = sharded.chunks.ties
+    names = names_over_stages(sharded.module, sharded.units, mesh, further=ties.names, frozen=ties.frozen)
     run = RunState(
         mesh=mesh,
         sharded=sharded,

@@ -10,7 +10,7 @@ trained; the others are leaves of autograd that view its memory, and no paramete
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -64,12 +64,15 @@ class LocalTies:
 
     Args:
         uses: further uses.
+        frozen: names of frozen parameters here whose first use another stage has, each with the name of that.
     """
 
-    def __init__(self, uses: Sequence[_Use]) -> None:
+    def __init__(self, uses: Sequence[_Use], frozen: Mapping[str, str]) -> None:
         self._uses = list(uses)
         #: Names of further uses, each with the name of the first one in the whole model.
         self.names = {use.name: use.first_name for use in uses}
+        #: The same of frozen parameters that another stage has too; trained ones are known by the first name.
+        self.frozen = dict(frozen)
 
     @classmethod
     def of(cls, stages: Stages, *, is_shared: bool) -> LocalTies:
@@ -83,9 +86,12 @@ class LocalTies:
         names = {id(param): name for name, param in stages.module.named_parameters()}
         uses: list[_Use] = []
         firsts: dict[str, nn.Parameter] = {}
+        frozen: dict[str, str] = {}
         for tied in sorted(stages.tied, key=lambda tied: tied.chunk):
             first = firsts.setdefault(tied.name, tied.param)
             if first is tied.param:
+                if not is_trained(first) and tied.chunks[0] not in stages.own:
+                    frozen[names[id(first)]] = tied.name
                 continue
             places = [
                 (module, name)
@@ -101,7 +107,7 @@ class LocalTies:
                     del module._parameters[name]  # pyright: ignore[reportPrivateUsage]
             if not is_one:
                 uses.append(_Use(names[id(tied.param)], tied.name, first, places))
-        return cls(uses)
+        return cls(uses, frozen)
 
     def bind(self, units: Sequence[ParamUnit]) -> None:
         """Makes further uses views of the first one's memory, which is where it will stay.

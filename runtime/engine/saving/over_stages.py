@@ -61,6 +61,7 @@ def names_over_stages(
     mesh: ProcessGroupMesh,
     *,
     further: Mapping[str, str] = MappingProxyType({}),
+    frozen: Mapping[str, str] = MappingProxyType({}),
 ) -> WholeNames:
     """Returns the names of all stages' tensors; every rank must call. Enters collectives over the pipe axis.
 
@@ -70,10 +71,12 @@ def names_over_stages(
         mesh: ranks of the job.
         further: names of further uses on this rank that are no parameters of `model` any more, each with the name that
             the parameter is stored under.
+        frozen: names of frozen parameters of `model` that another stage stores, each with the name it is stored under.
     """
     stored = stored_names(model, units)
     aliases, trained = tied_names(model, units), tied_names(model, units, frozen=False)
-    tensors = [(stored[id(param)], "param") for param in model.parameters()]
+    aliases = {**{name: frozen.get(first, first) for name, first in aliases.items()}, **frozen}
+    tensors = [(frozen.get(name, name), "param") for name in (stored[id(param)] for param in model.parameters())]
     tensors += [(name, "buffer") for name in persistent_buffers(model)]
     mine = json.dumps([tensors, {**aliases, **further}, sorted(set(aliases) - set(trained))])
     everyone = [

@@ -6,7 +6,7 @@ Back into an engine it comes by `load.py`.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -81,6 +81,7 @@ def save_engine(
             frozen=frozen,
             apart=frozen and saver.policy.frozen_by_reference,
             stores=run.mesh.info.rank == 0,
+            elsewhere=run.sharded.chunks.ties.frozen,
         )
         tell = partial(_tell, records, folder / tag, run.progress.counters.global_steps)
         return replace(request, save_latest=save_latest, when_saved=tell)
@@ -106,6 +107,7 @@ def _state(
     frozen: bool,
     apart: bool,
     stores: bool,
+    elsewhere: Collection[str] = (),
 ) -> SaveRequest:
     update, module, frozen_units = run.update, run.module, run.sharded.frozen
     rank = run.mesh.info.rank
@@ -113,6 +115,7 @@ def _state(
     entries = parameter_entries(
         module, run.units, everyone=run.everyone, frozen=frozen and not apart, frozen_units=frozen_units
     )
+    entries = [entry for entry in entries if entry.name not in elsewhere]
     trains = update.optimizer is not None
     entries += update.shards.saved.state_entries() if trains else []
     entries += random_entries(moment.random, rank)
@@ -144,12 +147,17 @@ def _state(
         aliases=run.names.aliases_of(frozen=frozen),
         save_latest=False,
         when_saved=_nobody,
-        frozen=frozen_entries(module, everyone=run.everyone, frozen_units=frozen_units) if apart else None,
+        frozen=_frozen_apart(run, elsewhere) if apart else None,
         units=_units_of(run, entries),
         order=[*_next_updates(run), *(unit.index for unit in frozen_units)],
         watched=list(module.named_parameters()),
         on_drive=run.on_drive,
     )
+
+
+def _frozen_apart(run: RunState, elsewhere: Collection[str]) -> list[StateEntry]:
+    entries = frozen_entries(run.module, everyone=run.everyone, frozen_units=run.sharded.frozen)
+    return [entry for entry in entries if entry.name not in elsewhere]
 
 
 def _speaks_for_later_stage(run: RunState) -> bool:

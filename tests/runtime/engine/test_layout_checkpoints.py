@@ -19,6 +19,7 @@ from dsrun.checkpoint_files.parse import read_index
 from dsrun.checkpoint_files.verbs.compare import tensor_differences
 from dsrun.runtime.engine.saving.resume_state import RNG_ROLE
 from support.layouts import LAYOUTS, MICROS, Layout, Trained, counting_llama, on_layout, train
+from support.llama import TinyLlama
 
 BEFORE = 2
 #: Products of a forward that are added up, at the most: the widest input of a layer, or the tokens of a loss.
@@ -130,3 +131,46 @@ def test_what_any_of_twelve_layouts_saves_each_of_them_loads(
     assert count == (16 if tied else 144)
     groups = [order_of_sums(layout, tied=tied) for layout in layouts]
     assert exact == sum(one == other for one, other in product(groups, groups))
+
+
+def frozen_tied_llama() -> TinyLlama:
+    model = counting_llama(tied=True)
+    model.embed_tokens.weight.requires_grad_(False)
+    return model
+
+
+TURNS = Layout(pipe=2, virtual=2, schedule="breadth_first", stage=3)
+#: Layouts in which one stage, two stages or one rank of two chunks have both uses of the vocabulary.
+OF_USES = [
+    *(Layout(), Layout(data=2, stage=3), Layout(pipe=2), Layout(pipe=2, virtual=2, schedule="zbv")),
+    *(TURNS, Layout(pipe=2, tensor=2)),
+]
+
+
+@pytest.mark.parametrize("where_to", ["copy", "reference"])
+def test_a_frozen_weight_that_stages_share_is_stored_once_and_loads_everywhere(tmp_path: Path, where_to: str) -> None:
+    layouts = [one.having(checkpoint={"frozen_parameters": where_to}) for one in OF_USES]
+    after: list[Trained] = []
+    for number, layout in enumerate(layouts):
+
+        def save(engine: Any, layout: Layout = layout, tag: str = str(number)) -> Trained:
+            train(engine, layout, range(1))
+            engine.save_checkpoint(tmp_path, tag=tag)
+            return train(engine, layout, range(1, 2))
+
+        after.append(on_layout(layout, save, frozen_tied_llama)[0])
+        index = read_index(tmp_path / str(number))
+        assert ("embed_tokens.weight", "param") in index.tensors, layout
+        assert ("lm_head.weight", "param") not in index.tensors, layout
+        assert index.aliases == {"lm_head.weight": "embed_tokens.weight"}, layout
+    for layout in layouts:
+
+        def load(engine: Any, layout: Layout = layout) -> None:
+            for number, saver in enumerate(layouts):
+                engine.load_checkpoint(tmp_path, tag=str(number))
+                found = train(engine, layout, range(1, 2))
+                where = f"{saver} on {layout}"
+                assert found.losses == pytest.approx(after[number].losses, rel=BOUND), where
+                assert found.norms == pytest.approx(after[number].norms, rel=1e-5), where
+
+        on_layout(layout, load, frozen_tied_llama)
