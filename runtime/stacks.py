@@ -11,7 +11,8 @@ Sequential of several classes is a pipeline as often as a stack of layers, so an
 a Sequential itself, is looked into there.
 
 Where a pipeline has cut a stack, an `AbsentBlock` stands for each block that another rank has. It counts as that block
-when it is decided which items are blocks, so that all ranks decide alike, and is none itself.
+when it is decided which items are blocks, so that all ranks decide alike, and is none itself. So it is counted by the
+class that it had before an axis put one of its own before it, which not every block of a stack need get.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any
 
 from torch import nn
 
+#: Attribute of a class that stands before a module's own, with the latter: a module with one is as it was.
+OWN_CLASS = "_dsrun_own_class"
 #: Modules with fewer parameters are not worth a treatment of their own, where nothing says that they are repeated.
 SMALL_NUMEL = 4096
 
@@ -47,7 +50,7 @@ class AbsentBlock(nn.Module):
     def of(cls, block: nn.Module) -> AbsentBlock:
         """Returns the place of a block, which may be on the meta device."""
         return cls(
-            type(block),
+            _kind(block),
             numel=numel_of(block),
             has_parts=_has_parts(block),
             is_mostly_a_stack=_is_mostly_a_stack(block),
@@ -97,7 +100,7 @@ def has_stack(module: nn.Module) -> bool:
 
 
 def _kind(module: nn.Module) -> type[nn.Module]:
-    return module.kind if isinstance(module, AbsentBlock) else type(module)
+    return module.kind if isinstance(module, AbsentBlock) else getattr(type(module), OWN_CLASS, type(module))
 
 
 def _present(blocks: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:

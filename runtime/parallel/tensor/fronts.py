@@ -9,12 +9,18 @@ from typing import Any
 from torch import nn
 
 from ...late_compiler import UncompiledFunction
+from ...stacks import OWN_CLASS
 
 
 @cache
 def with_front(front: type[Any], own: type[nn.Module]) -> type[Any]:
     """Returns a class of the same name, with another one's methods before its own; see [Note: cut classes]."""
-    return type(own.__name__, (front, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
+    first = getattr(own, OWN_CLASS, own)
+    return type(
+        own.__name__,
+        (front, own),
+        {"__module__": own.__module__, "__qualname__": own.__qualname__, OWN_CLASS: first},
+    )
 
 
 def uncompiled(method: Callable[..., Any]) -> Callable[..., Any]:
