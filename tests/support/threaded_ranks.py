@@ -6,6 +6,7 @@ The composition root is shown a mesh and buses other than the job's, by the name
 from __future__ import annotations
 
 import copy
+import gc
 import importlib
 import threading
 from collections.abc import Callable, Generator
@@ -121,7 +122,7 @@ def train_in(
         here.rank.collectives = collectives
         return _train(models[collectives.rank].to(device), settings, steps, between)
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, _collector_off():
         here.show(patch)
         if bus is not None:
             patch.setattr(importlib.import_module(_TIERS), "bus_for", bus)
@@ -142,9 +143,26 @@ def ranks_of_threads(
         here.rank.collectives = collectives
         return body(collectives)
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, _collector_off():
         here.show(patch)
         yield run
+
+
+@contextmanager
+def _collector_off() -> Generator[None]:
+    """Has Python collect no cycles while ranks run in threads.
+
+    Ranks in threads share torch's generator. Its `get_state` holds a lock while it makes a Python object: a collection
+    that begins there, and a finaliser that lets go of the GIL, leave another thread waiting for the lock with the GIL
+    in its hands. Ranks in processes have a generator each.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class _Here:

@@ -56,9 +56,11 @@ def choose_stacks(model: nn.Module, patterns: Sequence[str], *, skip: Callable[[
     known = ", ".join(f"`{stack.name or '(the model)'}` ({len(stack.blocks)} blocks)" for stack in found)
     if not patterns:
         if not found:
+            lists = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+            holder = next((name for name, part in model.named_modules() if name and isinstance(part, lists)), "layers")
             raise ModelError(
                 f"`activation_checkpointing`: no stack of blocks was found in {type(model).__name__}",
-                hint=f'name its blocks, e.g. "blocks": ["layers.*"] in place of `{BLOCKS_KEY}` []',
+                hint=f'name its blocks, e.g. "blocks": ["{holder}.*"] in place of `{BLOCKS_KEY}` []',
             )
         return found
     names = [name for name, _ in model.named_modules() if name]

@@ -339,6 +339,14 @@ def test_a_model_without_blocks_is_told_to_name_them() -> None:
     assert '"blocks": ["layers.*"]' in str(refused.value.hint)
 
 
+def test_the_way_out_where_no_block_is_found_names_a_list_of_the_model() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.body = nn.ModuleDict({"only": nn.ModuleList([nn.Linear(2, 2)])})
+    with pytest.raises(ModelError, match="no stack of blocks was found in Sequential") as refused:
+        switch_on(model, policy="every_block")
+    assert '"blocks": ["body.*"]' in str(refused.value.hint)
+
+
 def test_too_few_checkpoints_for_the_buffer_are_told_before_the_first_step() -> None:
     with pytest.raises(ModelError, match="number_checkpoints` is 4; policy every_block keeps 6 inputs"):
         switch_on(make(), policy="every_block", contiguous_memory_optimization=True, number_checkpoints=4)
