@@ -12,7 +12,8 @@ a Sequential itself, is looked into there.
 
 Where a pipeline has cut a stack, an `AbsentBlock` stands for each block that another rank has. It counts as that block
 when it is decided which items are blocks, so that all ranks decide alike, and is none itself. So it is counted by the
-class that it had before an axis put one of its own before it, which not every block of a stack need get.
+class that it had before an axis put one of its own before it, which not every block of a stack need get. For the same
+reason sizes are those of whole parameters, of which ranks may have parts.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from torch import nn
 
 #: Attribute of a class that stands before a module's own, with the latter: a module with one is as it was.
 OWN_CLASS = "_dsrun_own_class"
+#: Attribute of a parameter of which a rank has a part, with the elements of the whole.
+_WHOLE_NUMEL = "_dsrun_whole_numel"
 #: Modules with fewer parameters are not worth a treatment of their own, where nothing says that they are repeated.
 SMALL_NUMEL = 4096
 
@@ -115,8 +118,15 @@ def _is_mostly_a_stack(module: nn.Module) -> bool:
 
 
 def numel_of(module: nn.Module) -> int:
-    """Returns how many parameters `module` has, each counted once; of an `AbsentBlock`, those of its block."""
-    return module.numel if isinstance(module, AbsentBlock) else sum(param.numel() for param in module.parameters())
+    """Returns the elements of a module's whole parameters, each counted once; for an `AbsentBlock`, of its block."""
+    if isinstance(module, AbsentBlock):
+        return module.numel
+    return sum(getattr(param, _WHOLE_NUMEL, param.numel()) for param in module.parameters())
+
+
+def note_whole_numel(param: nn.Parameter, numel: int) -> None:
+    """Writes down the elements of a whole parameter, of which this rank keeps a part: parts need not be equal."""
+    setattr(param, _WHOLE_NUMEL, numel)
 
 
 def find_stacks(module: nn.Module, *, skip: Callable[[nn.Module], bool], name: str = "") -> list[Stack]:

@@ -23,7 +23,7 @@ from dsrun.errors import ModelError
 from ...generators import generators_of
 from ...layout.cuts import CutParameter, Cuts, RankPlacement
 from ...mesh.collectives import Collectives
-from ...stacks import find_stacks
+from ...stacks import find_stacks, note_whole_numel
 from .fronts import is_plain
 from .modules import CutState, SiblingInputs, cut_state_of, make_cut
 from .operators import runs_of
@@ -208,6 +208,7 @@ def _keep_part(
     before = param.device
     whole = whole_values(param)
     part = torch.cat([whole.narrow(dim, start, stop - start) for start, stop in found], dim).contiguous()
+    note_whole_numel(param, whole.numel())
     param.data = part if before.type == "meta" else part.to(before)
 
 

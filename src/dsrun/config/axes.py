@@ -11,6 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from dsrun.config.findings import Code, Finding, Severity
+from dsrun.config.provenance import Kind
 from dsrun.config.text.tree import Position
 from dsrun.errors import ConfigError
 from dsrun.mesh_spec import Axis, MeshSpec, Role
@@ -156,7 +157,9 @@ def misfit(config: Config, world_size: int) -> Finding | None:
                 culprit = row.name
     if culprit is None:
         return None
-    said = " and ".join(f"`{keys[name]}` is {size}" for name, size in sizes.items() if keys[name])
+    said = " and ".join(
+        f"`{keys[name]}` is {size}{_origin(config, keys[name])}" for name, size in sizes.items() if keys[name]
+    )
     message = f"{said}; {_misfit_text(world_size, sizes)}" if said else _misfit_text(world_size, sizes)
     way_out = "a size that divides" if len(sizes) == 1 else "sizes whose product divides"
     hint = f"{_multiple_text(sizes)}, or {way_out} {world_size}"
@@ -225,6 +228,12 @@ def _key_of(row: AxisRow, config: Config, size: int) -> str:
         if value == size:
             return key
     return ""
+
+
+def _origin(config: Config, key: str) -> str:
+    """Returns who has said a size that does not stand in the config, in brackets."""
+    source = config.provenance[key]
+    return f" ({source.detail})" if source.kind is Kind.DERIVED and source.detail else ""
 
 
 def _misfit_text(world_size: int, sizes: Mapping[str, int]) -> str:

@@ -24,6 +24,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import signal
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -167,10 +168,11 @@ def planned_axes(environ: Mapping[str, str] | None = None) -> dict[str, int]:
     text = (os.environ if environ is None else environ).get(PLANNED_AXES_ENV)
     if not text:
         return {}
-    pairs = [part.partition("=") for part in text.split(",")]
-    if not all(axis and size.isdecimal() and int(size) for axis, _, size in pairs):
+    pairs = [re.fullmatch(r"([a-z]+)=([1-9][0-9]*)", part) for part in text.split(",")]
+    sizes = {pair[1]: int(pair[2]) for pair in pairs if pair is not None}
+    if len(sizes) < len(pairs):
         raise InputError(f"environment: {PLANNED_AXES_ENV} is {text!r}; expected sizes above 0 like 'pipe=2,tensor=4'")
-    return {axis: int(size) for axis, _, size in pairs}
+    return sizes
 
 
 def has_made_engine() -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import dsrun
 from support.inside_engine import units_of
 from support.layouts import BLOCKS, Layout, Trained, counting_llama, on_layout, train
-from support.llama import VOCAB, Mlp
+from support.llama import VOCAB, Layer, Mlp, TinyLlama
 from support.ranks import run_ranks
 
 WIDTH = 32
@@ -96,3 +96,25 @@ def test_small_parts_of_blocks_are_recomputed_in_stages_as_in_one() -> None:
     expected = on_layout(layout, body, counting_llama)[0]
     layout = Layout(tensor=4, pipe=2).having(**section)
     assert on_layout(layout, body, counting_llama) == [expected] * 8
+
+
+class OtherLayer(Layer):
+    """Of another class, so that a stack counts as mixed, in which small parts are no blocks."""
+
+
+def mixed_llama() -> TinyLlama:
+    """Of 51 columns one rank has 26 and one 25: its blocks have more, and fewer, parameters than small ones."""
+    torch.manual_seed(11)
+    model = TinyLlama(width=32, inner=51, layers=0, bias=False)
+    kinds = (Layer, OtherLayer)
+    model.layers = nn.ModuleList(kinds[n % 2](32, 4, 2, 51, bias=False, dropout=0.0) for n in range(BLOCKS))
+    return model
+
+
+def test_ranks_with_unequal_parts_find_the_same_blocks() -> None:
+    def names(engine: Any) -> list[str]:
+        return [unit.name for unit in units_of(engine)]
+
+    one, other = on_layout(Layout(tensor=2, stage=3), names, mixed_llama)
+    assert one == other
+    assert "layers.0" in one

@@ -96,6 +96,8 @@ def test_a_cut_layer_and_its_copies_have_their_own_product_again() -> None:
         cut_over(mine, plan(mine), axis)
         expected = mine(x)
         deferred = DeferredWeightGrads(mine)
+        with torch.no_grad():
+            assert torch.equal(mine(x), expected), "a row's bias is added once, without gradients too"
         row = mine.get_submodule("0.down_proj")
         assert product_of(row) is not None
         copied = copy.deepcopy(mine)
@@ -127,5 +129,28 @@ def test_whole_matrices_of_the_exact_mode_are_multiplied_as_before() -> None:
         found, expected = gradients(mine), gradients(twin)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+    LoopbackWorld(2).run(body)
+
+
+class Scaled(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2.0 * super().forward(input)
+
+
+def test_a_layer_that_does_something_of_its_own_keeps_doing_it() -> None:
+    models = [model_of(bias=False) for _ in range(2)]
+    for model in models:
+        model.get_submodule("0.down_proj").__class__ = Scaled
+    x = torch.randn(2, 16, generator=torch.Generator().manual_seed(1))
+
+    def body(axis: LoopbackCollectives) -> None:
+        mine = models[axis.rank]
+        cut_over(mine, plan(mine), axis)
+        expected = mine(x)
+        deferred = DeferredWeightGrads(mine)
+        assert product_of(mine.get_submodule("0.down_proj")) is None
+        assert torch.equal(mine(x), expected)
+        deferred.remove()
 
     LoopbackWorld(2).run(body)

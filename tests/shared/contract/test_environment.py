@@ -115,7 +115,7 @@ def test_planned_sizes_of_axes_are_read_as_they_were_written() -> None:
     assert planned_axes({}) == planned_axes({PLANNED_AXES_ENV: ""}) == {}
 
 
-@pytest.mark.parametrize("text", ["tensor", "tensor=", "=2", "tensor=0", "tensor=x", "tensor=2,"])
+@pytest.mark.parametrize("text", ["tensor", "tensor=", "=2", "tensor=0", "tensor=x", "tensor=2,", "tensor=2,tensor=4"])
 def test_what_holds_no_sizes_of_axes_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"DSRUN_PLANNED_AXES is .*; expected sizes above 0 like 'pipe=2,tensor=4'"):
         planned_axes({PLANNED_AXES_ENV: text})

@@ -236,7 +236,8 @@ def test_a_size_that_is_left_to_a_plan_is_the_one_that_was_planned() -> None:
 
 
 def test_a_planned_size_is_checked_as_a_written_one() -> None:
-    with pytest.raises(ConfigError, match=r"`tensor_parallel\.autotp_size` is 3; 8 ranks do not divide by"):
+    said = r"`tensor_parallel\.autotp_size` is 3 \(the fastest that fits, by the plan of the launch\); 8 ranks do not "
+    with pytest.raises(ConfigError, match=said):
         load(OPEN, world_size=8, planned={"tensor": 3})
 
 
