@@ -129,14 +129,16 @@ def command(
     checked = _attempt(problems, lambda: _config(config, sizes or {}, axes))
     if machine is None or size is None or checked is None or sizes is None or problems:
         raise UsageError.of(problems)
-    read = partial(_settings, size=size, machine=machine, sizes=sizes, seq=seq, micro=micro, recompute=recompute)
+    # Which sizes leave that many data ranks is for the search to find.
+    held = {letter: number for letter, number in sizes.items() if letter != "d"} if fit else sizes
+    read = partial(_settings, size=size, machine=machine, sizes=held, seq=seq, micro=micro, recompute=recompute)
     checked, notes = (checked, ()) if fit else _with_open_axes(checked, size, machine, sizes, read, micro=micro)
     settings = read(checked)
     settings = replace(settings, notes=(*notes, *settings.notes))
     if picture is not None:
         return _draw(settings, picture)
     if fit:
-        document, said = fitted_config(checked, size, settings, machine, free=_free(sizes, recompute))
+        document, said = fitted_config(checked, size, settings, machine, free=_free(sizes, recompute), axes=sizes)
         click.echo(dump(document), nl=False)
         click.echo(f"dsrun: {said}", err=True)
         return 0

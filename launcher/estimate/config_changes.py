@@ -99,6 +99,9 @@ def with_choice(raw: Mapping[str, Any], chosen: RunSettings, asked: RunSettings)
         section = {key: value for key, value in _section(raw, "activation_checkpointing").items() if key in kept}
         policy = {**section, "policy": chosen.policy} if chosen.recompute == "blocks" else None
         _put(document, "activation_checkpointing", policy)
+    elif chosen.stages == 1 and _section(raw, "pipeline").get("activation_checkpoint_interval"):
+        # The section that has blocks computed again goes.
+        document["activation_checkpointing"] = {"policy": "interval", "interval": chosen.interval}
     document["train_micro_batch_size_per_gpu"] = chosen.micro_batch
     document["gradient_accumulation_steps"] = chosen.accumulation_steps
     return document

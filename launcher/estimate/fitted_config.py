@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from dsrun.config.config import Config
@@ -20,7 +20,13 @@ from .text import verdict
 
 
 def fitted_config(
-    config: Config, model: ModelSize, settings: RunSettings, machine: Machine, *, free: Collection[Free]
+    config: Config,
+    model: ModelSize,
+    settings: RunSettings,
+    machine: Machine,
+    *,
+    free: Collection[Free],
+    axes: Mapping[str, int],
 ) -> tuple[dict[str, Any], str]:
     """Returns the config with the fastest settings that fit and that its own rules take, and a line on these.
 
@@ -30,6 +36,7 @@ def fitted_config(
         settings: settings of the config.
         machine: machine to train on.
         free: parts of the settings that may differ.
+        axes: sizes by letter that were given; of these data ranks, `d`, and micro batches, `m`, follow from others.
 
     Raises:
         UsageError: nothing fits, or the config asks for what this version does not build.
@@ -42,11 +49,16 @@ def fitted_config(
         )
 
     def accepts(chosen: RunSettings) -> bool:
+        found = {"d": chosen.ranks_of("batch", machine.ranks), "m": chosen.accumulation_steps}
+        if any(axes.get(letter, size) != size for letter, size in found.items()):
+            return False
         return inspect(_document(config, chosen, settings), world_size=machine.ranks).config is not None
 
-    choice = fastest(model, settings, machine, free=free, accepts=accepts)
+    # With the ranks that have samples of their own and the micro batches of each, the samples are given.
+    samples = settings.micro_batch * axes["d"] * axes["m"] if {"d", "m"} <= axes.keys() else None
+    choice = fastest(model, settings, machine, free=free, accepts=accepts, samples=samples)
     if choice is None:
-        raise _nothing_fits(fastest(model, settings, machine, free=free))
+        raise _nothing_fits(fastest(model, settings, machine, free=free, samples=samples))
     return _document(config, choice.prediction.settings, settings), _told(choice, config, settings)
 
 
@@ -70,7 +82,8 @@ def _told(choice: Choice, config: Config, asked: RunSettings) -> str:
 
 def _by_script(config: Config, chosen: RunSettings, asked: RunSettings) -> str:
     """Returns who recomputes blocks, where no section of the config has them recomputed."""
-    said = config.activation_checkpointing.chosen_policy not in ("none", "compiler")
+    interval = config.pipeline.activation_checkpoint_interval
+    said = interval or config.activation_checkpointing.chosen_policy not in ("none", "compiler")
     is_asked = (chosen.recompute, chosen.policy) == (asked.recompute, asked.policy)
     return ", where the script recomputes its blocks" if chosen.recompute == "blocks" and is_asked and not said else ""
 

@@ -104,7 +104,7 @@ def test_tensor_ranks_share_activations_that_are_too_large_recomputed() -> None:
 
 def test_stages_over_hosts_gather_no_parameters() -> None:
     """128 samples an update in both."""
-    inside = replace(BF16, axis_sizes={"tensor": 8}, sequence_slices=True, recompute="blocks", sequence=8192)
+    inside = replace(BF16, axis_sizes={"tensor": 8}, sequence_slices=True, recompute="blocks", sequence=4096)
     gathered = plan(405, "H100-80G", 128, replace(inside, stage=3, accumulation_steps=8))
     assert gathered.fits
     assert gathered.step.bottleneck == "data"

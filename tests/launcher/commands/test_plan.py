@@ -250,6 +250,8 @@ def test_ranks_that_share_a_layer_are_planned_where_a_config_leaves_them_open(tm
     assert size > 1
     path.write_text(json.dumps({**settings, "tensor_parallel": {"autotp_size": size}}))
     assert told["step"] == as_json(*words)["step"]
+    path.write_text(json.dumps({**settings, "tensor_parallel": {"autotp_size": "auto"}}))
+    assert as_json(*words, "--axes", "d2")["settings"]["tensor_parallel"] == 4, "two data ranks of eight"
     assert as_json(*words, "--axes", "t8")["assumed"] == as_json(*words[:-1], str(path), "--axes", "t8")["assumed"]
 
 

@@ -75,9 +75,9 @@ def test_what_is_printed_without_a_config_plans_as_is_said(words: str, ranks: in
     assert (plan["settings"]["micro_batch"], plan["settings"]["accumulation_steps"]) == batch
 
 
-def test_the_recipe_for_405b_is_nearly_as_fast_as_what_fits_best() -> None:
+def test_the_recipe_for_405b_is_nearly_as_fast_as_what_fits_best_in_its_layout() -> None:
     """It keeps ranks that share a layer on one host each, and stages on one host each."""
-    words = "405B --gpus 16x8xH100-80G --host-memory 2T"
+    words = "405B --gpus 16x8xH100-80G --host-memory 2T --axes t8p16m256"
     _, best = plan_fitted(words, ranks=128, config=RECIPE_405B)
     recipe = planned(words, RECIPE_405B)
     assert recipe["fits"]
@@ -105,8 +105,9 @@ def test_the_recipe_for_405b_is_nearly_as_fast_as_what_fits_best() -> None:
                 "activation_checkpointing": {"policy": "every_block"},
                 "gradient_accumulation_steps": 64,
             },
-            "88.8 GB as the ZeRO paper counts it verdict does not fit: GPU needs 163.0 GiB of 79.6 GiB a rank",
-            "- `pipeline.stages` 16, `train_micro_batch_size_per_gpu` 1, `gradient_accumulation_steps` 256: GPU",
+            "88.8 GB as the ZeRO paper counts it verdict does not fit: GPU needs 167.0 GiB of 79.6 GiB a rank",
+            "- `pipeline.stages` 16, `zero_optimization.offload_optimizer.device` cpu, "
+            "`train_micro_batch_size_per_gpu` 1, `gradient_accumulation_steps` 256: GPU",
         ),
     ],
     ids=["70B", "405B"],
@@ -162,3 +163,28 @@ def test_recomputation_that_is_given_stays() -> None:
     refused = invoke("plan", *words, "none", "--config", "ds.json", "--axes", "t1p1", "--fit")
     assert refused.exit_code == 2
     assert "fits" in refused.stderr
+
+
+def test_data_ranks_and_micro_batches_that_are_given_stay() -> None:
+    words = ["8B", "--gpus", "2x8xRTX4090-24G", "--speed", "network=12"]
+    fitted_config, said = fitted(*words, "--axes", "d4m8")
+    tensor = fitted_config.get("tensor_parallel", {}).get("autotp_size", 1)
+    stages = fitted_config.get("pipeline", {}).get("stages", 1)
+    assert (16 // (tensor * stages), fitted_config["gradient_accumulation_steps"]) == (4, 8), said
+
+
+def test_a_stage_without_blocks_is_planned() -> None:
+    told = json.loads(invoke("plan", "405B", "--gpus", "16x8xH100-80G", "--axes", "p128m128", "--json").stdout)
+    assert 0 in [sum(stage["blocks"]) for stage in told["pipeline"]["stages"]]
+
+
+def test_blocks_that_a_pipeline_recomputes_are_recomputed_without_one() -> None:
+    document = {**CONFIG, "gradient_accumulation_steps": 8, "zero_optimization": {"stage": 1}}
+    document["pipeline"] = {"stages": 4, "activation_checkpoint_interval": 1}
+    path = Path("ds.json")
+    path.write_text(json.dumps(document))
+    words = "8B --gpus 8xA100-80G"
+    printed, plan = plan_fitted(words, ranks=8, config=path)
+    assert "pipeline" not in printed
+    assert printed["activation_checkpointing"] == {"policy": "interval", "interval": 1}
+    assert plan["settings"]["recompute"] == "blocks"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -13,8 +14,10 @@ import pytest
 
 from dsrun.contract.environment import HEARTBEAT_ENV
 from dsrun.contract.heartbeats import Beat, HeartbeatTable
+from dsrun.runtime.engine.model.schedules import training_schedule
+from support.models import loss_of
 from support.ranks import run_ranks
-from support.training import config, make_engine, train
+from support.training import batches, config, make_engine, train
 
 
 @pytest.fixture
@@ -121,3 +124,34 @@ def test_a_rank_says_its_coordinate_until_an_engine_whose_ranks_are_told_apart_b
     for rank, (in_stages, whole) in enumerate(run_ranks(2, _make_two_engines, table.path)):
         assert f"pipe {rank}\0".encode() in in_stages
         assert f"pipe {rank}".encode() not in whole
+
+
+def _phases_of_chunks() -> list[str]:
+    pipeline = {"stages": 2, "schedule": "zero_bubble"}
+    engine = make_engine(config(1, micro=2, accumulation=2, pipeline=pipeline))
+    told: list[str] = []
+    writer = engine._heartbeat
+    beat = writer.beat
+
+    def listen(step: int | None = None, phase: str | None = None) -> None:
+        if phase is not None and " of chunk " in phase:
+            told.append(phase)
+        beat(step, phase)
+
+    writer.beat = listen
+    engine.train_batch(itertools.repeat(batches(0, samples=2)), loss_fn=loss_of)
+    return told
+
+
+def test_a_rank_says_each_part_of_a_pipelines_batch_before_it_begins() -> None:
+    """The first stage's backwards have nobody who waits for them, so the last one's alone are split."""
+    words = {"F": "forward", "B": "backward", "I": "backward", "W": "weight grads"}
+    kinds = [
+        [(action.kind.value, action.micro, action.chunk) for action in actions if action.kind.value in words]
+        for actions in training_schedule("zero_bubble", (0, 1), 2).actions
+    ]
+    assert [{kind for kind, _, _ in of_rank} for of_rank in kinds] == [{"F", "B"}, {"F", "I", "W"}]
+    expected = [
+        [f"{words[kind]} of micro batch {micro} of chunk {chunk}" for kind, micro, chunk in one] for one in kinds
+    ]
+    assert run_ranks(2, _phases_of_chunks) == expected

@@ -174,3 +174,23 @@ def test_a_frozen_weight_that_stages_share_is_stored_once_and_loads_everywhere(t
                 assert found.norms == pytest.approx(after[number].norms, rel=1e-5), where
 
         on_layout(layout, load, frozen_tied_llama)
+
+
+@pytest.mark.parametrize("layout", OF_USES, ids=str)
+def test_without_frozen_weights_none_of_the_names_of_one_is_in_a_checkpoint(tmp_path: Path, layout: Layout) -> None:
+    def save(engine: Any) -> Trained:
+        engine.save_checkpoint(tmp_path, tag="trained", exclude_frozen_parameters=True)
+        weights = engine.module_state_dict(exclude_frozen_parameters=True, all_ranks=True)
+        assert not {"embed_tokens.weight", "lm_head.weight"} & weights.keys()
+        return train(engine, layout, range(1))
+
+    def load(engine: Any) -> Trained:
+        engine.load_checkpoint(tmp_path, tag="trained")
+        return train(engine, layout, range(1))
+
+    saved = on_layout(layout, save, frozen_tied_llama)
+    index = read_index(tmp_path / "trained")
+    assert index.aliases == {}
+    assert not {name for name, _ in index.tensors} & {"embed_tokens.weight", "lm_head.weight"}
+    assert ("norm.weight", "param") in index.tensors
+    assert on_layout(layout, load, frozen_tied_llama) == saved

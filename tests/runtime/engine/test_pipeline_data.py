@@ -354,23 +354,43 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.parametrize("fails", ["train_batch", "eval_batch"])
 @pytest.mark.parametrize("call", CALLS)
-def test_a_call_after_a_batch_that_failed_between_stages_is_refused_at_once(call: str) -> None:
+def test_a_call_after_a_batch_that_failed_between_stages_is_refused_at_once(call: str, fails: str) -> None:
     def body(engine: Any, data_rank: int) -> None:
         wrong = (pair[0] for pair in items(data_rank))
         if engine.is_last_stage():
-            engine.train_batch(wrong, loss_fn=loss_fn)  # waits for the first stage, which has failed
-        assert "expected a pair" in str(told(lambda: engine.train_batch(wrong, loss_fn=loss_fn)))
+            getattr(engine, fails)(wrong, loss_fn=loss_fn)  # waits for the first stage, which has failed
+        assert "expected a pair" in str(told(lambda: getattr(engine, fails)(wrong, loss_fn=loss_fn)))
         raise Refusal(str(told(lambda: CALLS[call](engine))))
 
     with pytest.raises(Refusal, match=f"engine.{call}: an earlier batch has failed on this rank"):
         run(Case(2), body)
 
 
-def test_one_stage_goes_on_after_a_batch_that_failed_as_if_there_had_been_none() -> None:
+@pytest.mark.parametrize("fails", ["train_batch", "eval_batch"])
+@pytest.mark.parametrize("case", [Case(1), Case(1, zero=3)], ids=str)
+def test_one_stage_goes_on_after_a_batch_that_failed_as_if_there_had_been_none(case: Case, fails: str) -> None:
     def body(engine: Any, data_rank: int) -> Any:
         with pytest.raises(Refusal):
-            engine.train_batch(items(data_rank), loss_fn=raising)
+            getattr(engine, fails)(items(data_rank), loss_fn=raising)
         return train(engine, data_rank)
 
-    assert_same(run(Case(1), body), run(Case(1))[0])
+    assert_same(run(case, body), run(case)[0])
+
+
+@pytest.mark.parametrize("fails", ["train_batch", "eval_batch"])
+def test_a_batch_that_failed_lets_go_of_chunks_that_were_gathered(fails: str) -> None:
+    both = threading.Barrier(2)
+
+    def body(engine: Any, data_rank: int) -> None:
+        wrong = (pair[0] for pair in items(data_rank))
+        if engine.is_last_stage():
+            getattr(engine, fails)(wrong, loss_fn=loss_fn)  # waits for the first stage, which has failed
+        told(lambda: getattr(engine, fails)(wrong, loss_fn=loss_fn))
+        states = {param.ds_status.name for param in engine.module.parameters()}
+        both.wait(60)  # what one of them raises ends the gathers of the other
+        raise Refusal(str(states))
+
+    with pytest.raises(Refusal, match=r"^\{'NOT_AVAILABLE'\}$"):
+        run(Case(2, "breadth_first", 2, data=2, zero=3), body)

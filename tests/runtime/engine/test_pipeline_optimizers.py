@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import dsrun
 from dsrun.errors import ModelError
 from dsrun.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.parallel.pipeline.ranks import JobRank
-from support.pipelines import WIDTH, Case, Layer, Tokens, TwoTied, assert_same, loss_fn, run, train
+from support.pipelines import CPU, WIDTH, Case, Ended, Layer, Model, Tokens, TwoTied, assert_same, loss_fn, run, train
+from support.threaded_ranks import ranks_of_threads
 
 CASES = [
     Case(2, tied=True, zero=1),
@@ -85,3 +89,32 @@ def test_the_blocks_of_weights_that_stages_share_are_whole_on_each_of_them() -> 
     for found in run(Case(2, tied=True, zero=1, more=more), blocks):
         assert found["embedding.weight"].count_nonzero() > 0
         assert all(torch.equal(value, one[name]) for name, value in found.items())
+
+
+def _in_two_groups(case: Case) -> list[Ended]:
+    """Trains the weight that both ends use in another group than the blocks."""
+    torch.manual_seed(7)
+    first = Model(tied=True, dropout=0.0)
+    models = [copy.deepcopy(first) for _ in range(case.ranks)]
+
+    def rank(collectives: LoopbackCollectives) -> Ended:
+        model = models[collectives.rank]
+        blocks = list(model.blocks.parameters())
+        groups = [
+            {"params": [model.embedding.weight, *model.norm.parameters()], "lr": 0.1},
+            {"params": [model.positions.weight, *blocks], "weight_decay": 0.5},
+        ]
+        engine = dsrun.initialize(model=model, model_parameters=groups, config=case.config())[0]
+        try:
+            return train(engine, collectives.rank % case.data)
+        finally:
+            engine.destroy()
+
+    with ranks_of_threads(CPU) as threads:
+        return LoopbackWorld(case.ranks).run(lambda collectives: threads(collectives, rank))
+
+
+@pytest.mark.parametrize("case", [*CASES[::3], Case(2, "zbv", 2, tied=True, zero=1)], ids=str)
+def test_weights_of_two_groups_have_the_bits_of_one_stage(case: Case) -> None:
+    """Under `zbv` one rank has both uses of a weight."""
+    assert_same(_in_two_groups(case), _in_two_groups(Case(data=case.data, tied=True))[0])

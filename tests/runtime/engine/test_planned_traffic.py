@@ -59,6 +59,7 @@ class Plan:
         slices: whether blocks work on slices of the sequence.
         tied: whether embedding and head have one weight.
         dtype: format of the parameters.
+        policy: recomputation.
     """
 
     data: int
@@ -70,9 +71,11 @@ class Plan:
     slices: bool = False
     tied: bool = False
     dtype: str = "bf16"
+    policy: str = "none"
 
     def __str__(self) -> str:
         more = "-slices" * self.slices + "-tied" * self.tied + f"-{self.dtype}"
+        more += f"-{self.policy}" * (self.policy != "none")
         return f"d{self.data}-t{self.tensor}-p{self.pipe}-v{self.chunks}-{self.schedule}-zero{self.stage}{more}"
 
     @property
@@ -102,6 +105,7 @@ class Plan:
             "zero_optimization": {"stage": self.stage, "stage3_param_persistence_threshold": 0},
             "tensor_parallel": {"autotp_size": self.tensor, "sequence_parallel": self.slices},
             "pipeline": {"stages": self.pipe, "schedule": self.schedule, "virtual_stages": self.chunks},
+            "activation_checkpointing": {"policy": self.policy},
         }
 
 
@@ -219,6 +223,9 @@ def of_single_numbers(plan: Plan, spec: MeshSpec) -> Moved:
         Plan(2, 1, 2, 4, "breadth_first", stage=3, tied=True),
         Plan(1, 2, 2, 2, "zbv", slices=True),
         Plan(1, 2, 2, 1, "zero_bubble", slices=True),
+        Plan(1, 2, 2, slices=True, policy="every_block"),
+        Plan(1, 2, 2, 2, "interleaved", slices=True, policy="selective"),
+        Plan(1, 2, 2, policy="every_block"),
     ],
     ids=str,
 )

@@ -55,18 +55,18 @@ def test_a_recipe_is_planned_and_runs(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "model", "gpu", "ranks"),
+    ("recipe", "model", "gpu", "ranks", "seq"),
     [
-        ("finetune-7b-8x24gb.json", "7B", "RTX4090-24G", 8),
-        ("finetune-7b-8x80gb.json", "7B", "A100-80G", 8),
-        ("pretrain-1b-8x80gb.json", "1B", "A100-80G", 8),
-        ("finetune-70b-8x80gb.json", "70B", "H100-80G", 8),
-        ("finetune-7b-1x24gb-offload.json", "7B", "RTX4090-24G", 1),
-        ("pretrain-405b-128x80gb.json", "405B", "H100-80G", 128),
+        ("finetune-7b-8x24gb.json", "7B", "RTX4090-24G", 8, 1024),
+        ("finetune-7b-8x80gb.json", "7B", "A100-80G", 8, 1024),
+        ("pretrain-1b-8x80gb.json", "1B", "A100-80G", 8, 1024),
+        ("finetune-70b-8x80gb.json", "70B", "H100-80G", 8, 4096),
+        ("finetune-7b-1x24gb-offload.json", "7B", "RTX4090-24G", 1, 1024),
+        ("pretrain-405b-128x80gb.json", "405B", "H100-80G", 128, 4096),
     ],
 )
-def test_a_recipe_fits_the_machine_in_its_name(recipe: str, model: str, gpu: str, ranks: int) -> None:
-    assert plan(CONFIGS / recipe, model, gpu=gpu, ranks=ranks, host_memory=2 << 40, seq=1024).fits
+def test_a_recipe_fits_the_machine_in_its_name(recipe: str, model: str, gpu: str, ranks: int, seq: int) -> None:
+    assert plan(CONFIGS / recipe, model, gpu=gpu, ranks=ranks, host_memory=2 << 40, seq=seq).fits
 
 
 @pytest.mark.parametrize(

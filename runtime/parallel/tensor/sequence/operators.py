@@ -43,7 +43,8 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Collectives, adds: bool) -> Tensor:
         ctx.axis, ctx.adds = axis, adds
-        return kept_result(lambda: _all(x, axis, label="slices of the sequence"))
+        # A recomputed call gathers again: what it would keep is the whole sequence, of which slices are to hold a part.
+        return _all(x, axis, label="slices of the sequence")
 
     @staticmethod
     @once_differentiable

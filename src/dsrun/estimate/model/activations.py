@@ -61,9 +61,10 @@ def activation_bytes(
     inputs = waiting * stored
     if stack.products:
         inputs += shape.layers * product_bytes_per_token(shape, settings) * tokens
+    results = stack.blocks * kept_result_bytes_per_token(shape, settings, keeps_products=stack.products) * tokens
     kept = (shape.layers - stack.blocks) * block
-    layers = inputs + max(kept, _live_bytes(stack, shape, settings, block))
-    waits = 0 if settings.activations_on_cpu else inputs
+    layers = inputs + results + max(kept, _live_bytes(stack, shape, settings, block))
+    waits = results if settings.activations_on_cpu else inputs + results
     layers += ceil((live - 1) * (waits + kept))  # of the other micro batches nothing is computed again meanwhile
     if settings.memory_budget is not None:
         layers = max(layers, min(settings.memory_budget, ceil(live * shape.layers * block)))
@@ -95,10 +96,11 @@ def forwards_again(shape: Architecture | None, settings: RunSettings, *, live: f
     if settings.memory_budget is not None:
         tokens = settings.tokens_per_micro_step
         block = block_bytes_per_token(shape, settings) * tokens
-        saved = block - stored_input_bytes(shape, settings)
+        results = kept_result_bytes_per_token(shape, settings, keeps_products=False) * tokens
+        saved = block - stored_input_bytes(shape, settings) - results
         over = live * shape.layers * block - settings.memory_budget
         forwards = min(shape.layers, max(0, ceil(over / (live * saved))))
-    return forwards / shape.layers
+    return forwards / max(1, shape.layers)  # a stage may have the embedding or the head alone
 
 
 def stored_input_bytes(shape: Architecture, settings: RunSettings) -> int:
@@ -117,7 +119,8 @@ def _live_bytes(stack: RecomputationPlan, shape: Architecture, settings: RunSett
     live = stack.longest * block if stack.at_once else (stack.longest - 1) * one_input + block
     if stack.products:
         # Products are among what a block saves, but for the two that are added to its width.
-        live -= product_bytes_per_token(shape, settings) * tokens - 2 * one_input
+        added = 2 * shape.hidden * settings.compute_bytes
+        live -= (product_bytes_per_token(shape, settings) - added) * tokens
     if settings.packed_activations:
         return live + one_input  # what is unpacked is a tensor of its own, and so is what it is rounded from
     return live if settings.cut_activations else live - one_input
@@ -142,11 +145,27 @@ def block_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
 def product_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
     """Returns the results of one block's matrix products and attention, of one token.
 
-    Of those that read the block's width, and attention's, a tensor-parallel rank has its part; the two that give the
-    block's width are whole, or slices of the sequence.
+    Of those that read the block's width, and attention's, a tensor-parallel rank has its part; of the two that give the
+    block's width each rank has a part of the sum, for the whole sequence.
     """
     cut = 2 * shape.attention_width + 2 * shape.kv_width + (2 if shape.gated else 1) * shape.intermediate
-    return (2 * shape.hidden // settings.sequence_parts + cut // settings.tensor_parallel) * settings.compute_bytes
+    return (2 * shape.hidden + cut // settings.tensor_parallel) * settings.compute_bytes
+
+
+def kept_result_bytes_per_token(shape: Architecture, settings: RunSettings, *, keeps_products: bool) -> int:
+    """Returns what a recomputed block keeps of one token because making it again would involve tensor-parallel ranks.
+
+    The sums of its two rows, whole or slices of the sequence. A whole one takes the place of the product, which is
+    there where products are kept. What slices are gathered to for columns is gathered again.
+
+    Args:
+        shape: the transformer.
+        settings: ranks that share a layer, and format.
+        keeps_products: whether products are kept, too.
+    """
+    if settings.tensor_parallel == 1 or (keeps_products and settings.sequence_parts == 1):
+        return 0
+    return 2 * shape.hidden // settings.sequence_parts * settings.compute_bytes
 
 
 def working_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:

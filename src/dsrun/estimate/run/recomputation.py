@@ -50,6 +50,8 @@ def recomputed(
         ratio: share of the blocks that is recomputed, for the policy `ratio`.
         kept: segments where `every_block` is not to have one a block.
     """
+    if not layers:  # a pipeline stage may have the embedding or the head alone
+        return RecomputationPlan()
     match policy:
         case "none" | "compiler":
             return RecomputationPlan()

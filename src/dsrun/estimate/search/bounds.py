@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from dsrun.estimate.model.activations import (
     block_bytes_per_token,
+    kept_result_bytes_per_token,
     product_bytes_per_token,
     stored_input_bytes,
 )
@@ -83,9 +84,11 @@ def _least_activations(model: ModelSize, settings: RunSettings) -> float:
         case "none":
             block = float(block_bytes_per_token(shape, settings) * tokens)
         case "selective":
-            block = float(product_bytes_per_token(shape, settings) * tokens)
+            results = kept_result_bytes_per_token(shape, settings, keeps_products=True)
+            block = float((product_bytes_per_token(shape, settings) + results) * tokens)
         case "every_block" if not settings.activations_on_cpu and settings.kept_segments is None:
-            block = float(stored_input_bytes(shape, replace(settings, recompute="blocks")))
+            results = kept_result_bytes_per_token(shape, settings, keeps_products=False) * tokens
+            block = float(stored_input_bytes(shape, replace(settings, recompute="blocks")) + results)
         case _:
             return 0.0
     live = settings.accumulation_steps if settings.stages > 1 and settings.schedule == "breadth_first" else 1

@@ -78,6 +78,7 @@ def fastest(
     *,
     free: Collection[Free] = EVERYTHING,
     accepts: Callable[[RunSettings], bool] | None = None,
+    samples: int | None = None,
 ) -> Choice | None:
     """Returns the fastest settings that fit and that this version runs; None where there are none.
 
@@ -93,8 +94,9 @@ def fastest(
         machine: machine to train on.
         free: parts of the settings that may differ.
         accepts: function that tells whether a config can say these settings; None accepts all.
+        samples: samples of an optimizer step; None: as many as the settings have.
     """
-    search = _Search(model, settings, machine, frozenset(free))
+    search = _Search(model, settings, machine, frozenset(free), samples)
     best = search.run(accepts, over_hosts=False)
     if best is None and "tensor" in free and machine.hosts > 1:
         best = search.run(accepts, over_hosts=True)
@@ -107,13 +109,16 @@ def fastest(
 class _Search:
     """What one search knows: bounds of its model on its machine, and what has been found not to fit."""
 
-    def __init__(self, model: ModelSize, settings: RunSettings, machine: Machine, free: frozenset[Free]) -> None:
+    def __init__(
+        self, model: ModelSize, settings: RunSettings, machine: Machine, free: frozenset[Free], samples: int | None
+    ) -> None:
         self.model, self.asked, self.machine, self.free = model, settings, machine, free
-        self.samples = settings.micro_batch * settings.accumulation_steps * settings.ranks_of("batch", machine.ranks)
+        asked = settings.micro_batch * settings.accumulation_steps * settings.ranks_of("batch", machine.ranks)
+        self.samples = asked if samples is None else samples
         self.offloads = offloads(machine) if "offload" in free else ()
         is_listed = recomputation_of(settings) in RECOMPUTATIONS
         self.recomputations = RECOMPUTATIONS if "recompute" in free and is_listed else ()
-        self.compute = least_compute_seconds(model, settings, machine)
+        self.compute = least_compute_seconds(model, settings, machine) * self.samples / asked
         #: By all that may differ but the batch: the smallest micro batch that has been found not to fit.
         self.too_large: dict[tuple[object, ...], int] = {}
 

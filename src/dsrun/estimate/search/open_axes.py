@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dsrun.config.axes import open_axes, sizes_of
 from dsrun.config.config import Config
-from dsrun.errors import ConfigError
+from dsrun.errors import InputError
 from dsrun.estimate.model.units import ModelSize
 from dsrun.estimate.prediction import Prediction, predict
 from dsrun.estimate.run.machine import Machine
@@ -51,8 +51,8 @@ def plan_open_axes(
         model: the model; without the shape of its layers 1 is the only size that is looked at.
         machine: machine to train on.
         reread: function that returns the config with these sizes, by name of the axis; None where it takes them not.
-        settings_of: function that returns the settings of such a config; it may raise ConfigError where the ranks do
-            not divide.
+        settings_of: function that returns the settings of such a config; it may raise InputError where the ranks do
+            not divide, or are not divided as was asked for.
     """
     best: tuple[tuple[float, ...], Mapping[str, int], Prediction] | None = None
     tried: dict[str, set[int]] = {}
@@ -91,7 +91,7 @@ def _predicted(
         return None
     try:
         settings = settings_of(config)
-    except ConfigError:
+    except InputError:
         return None
     return predict(model, settings, machine, exact=False) if has_blocks(model, settings) else None
 

@@ -6,13 +6,15 @@ norm, agreement) are left out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Literal
 
 from dsrun.config.axes import divide
 from dsrun.estimate.memory.model_state import FP32_BYTES, PaddedUnit
+from dsrun.estimate.model.activations import forwards_again
 from dsrun.estimate.model.architecture import Architecture
 from dsrun.estimate.model.stages import StageSize
 from dsrun.estimate.run.machine import Machine
@@ -110,13 +112,24 @@ def _of(
 
 
 def _peers_per_host(spec: MeshSpec, axes: Sequence[str], ranks_per_host: int) -> int:
-    """Returns how many peers of the first rank are on its host: axes have strides, so all peers need not be listed."""
+    """Returns how many of some peers are on one host: of the set that is spread most, where sets differ.
+
+    Axes have strides, so peers need not be listed, unless a set begins within a host and ends in the next.
+    """
     count, stride = 1, 1
     for axis in reversed(spec.axes):
+        reach = stride * axis.size
         if axis.name in axes:
             count *= max(1, min(axis.size, ranks_per_host // stride))
-        stride *= axis.size
+            if not all(_divides(ranks_per_host, length) for length in (stride, reach)):
+                on_hosts = (Counter(rank // ranks_per_host for rank in group) for group in spec.groups(axes))
+                return min(max(found.values()) for found in on_hosts)
+        stride = reach
     return count
+
+
+def _divides(one: int, other: int) -> bool:
+    return max(one, other) % min(one, other) == 0
 
 
 def _state_traffic(
@@ -155,7 +168,7 @@ def tensor_buffers(stage: StageSize, shape: Architecture, settings: RunSettings)
 
     A block sums two activations over the ranks in forward and two in backward; slices of the sequence are gathered and
     reduce-scattered in their place, and gathered at either end of a row of blocks. What is computed again sums nothing
-    again.
+    again, and gathers slices for its columns once more.
     An output layer that is cut over the vocabulary sums the gradient of its input, and three numbers of a token in the
     loss; an embedding that it is tied to sums its outputs.
 
@@ -175,8 +188,10 @@ def tensor_buffers(stage: StageSize, shape: Architecture, settings: RunSettings)
     loss = _LOSS_NUMBERS * FP32_BYTES * settings.tokens_per_micro_step * micros if stage.has_head else 0
     if not settings.sequence_slices:
         return {"all_reduce": (4 * blocks + ends) * activation + loss}
+    stack = settings.recomputed(blocks)
+    again = stack.blocks if stack.products else round(forwards_again(replace(shape, layers=blocks), settings) * blocks)
     return {
-        "all_gather": (4 * blocks + 2 * stage.rows) * activation,
+        "all_gather": (4 * blocks + 2 * stage.rows + 2 * again) * activation,
         "reduce_scatter": 4 * blocks * activation,
         "all_reduce": ends * activation + loss,
     }

@@ -154,6 +154,19 @@ def test_stage_3_is_noted_to_hold_parameters_as_2_with_the_bytes_of_the_other_wa
     assert (config.gathers_chunks, config.cutting_stage) == (False, 2)
 
 
+@pytest.mark.parametrize(("precision", "each", "once"), [("fp16", 2, 8), ("bf16", 2, 8), ("fp32", 4, 12)])
+def test_without_a_number_of_micro_batches_the_bytes_are_told_by_it(precision: str, each: int, once: int) -> None:
+    """A gather is of the model's format, three of them a micro batch; in turns there are two, and sums in fp32."""
+    formats = {} if precision == "fp32" else {precision: {"enabled": True}}
+    settings = of({"stages": 2}, zero_optimization={"stage": 3}, train_batch_size=64, **formats)
+    del settings["gradient_accumulation_steps"]
+    (note,) = inspect(settings).findings
+    assert note.message.endswith(
+        f"M x 3 x {each}N/2 bytes a rank and update, of N parameters and M micro batches, where chunks that take "
+        f"turns move {once}N/2"
+    )
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_stages_2_and_3_hold_less_where_chunks_take_turns(stage: int) -> None:
     settings = of({"stages": 2, "schedule": "breadth_first", "virtual_stages": 2}, zero_optimization={"stage": stage})

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from dsrun.config.axes import divide
 from dsrun.estimate.memory.model_state import pad_units
 from dsrun.estimate.model.architecture import Architecture
 from dsrun.estimate.model.stages import cut_into_stages
@@ -13,7 +14,7 @@ from dsrun.estimate.model.units import ModelSize, from_architecture
 from dsrun.estimate.prediction import predict
 from dsrun.estimate.run.machine import Machine, Speeds
 from dsrun.estimate.run.settings import RunSettings
-from dsrun.estimate.time.axes import AxisTraffic, axis_traffic
+from dsrun.estimate.time.axes import AxisTraffic, _peers_per_host, axis_traffic
 
 SHAPE = Architecture(layers=4, hidden=128, intermediate=512, heads=4, kv_heads=4, head_dim=32, vocab=1024)
 MATRICES, NORM, EMBEDDING = 262_144, 128, 131_072
@@ -106,6 +107,29 @@ def test_peers_of_a_host_are_counted_by_the_strides_of_their_axes(
 ) -> None:
     one = moved(of_axes(tensor=2), 8, per_host=per_host)[name, ranks]
     assert (one.peers_per_host, one.crosses_hosts) == (local, local < ranks)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_host", "sizes", "name"),
+    [
+        (12, 6, {"tensor": 4}, "tensor"),
+        (12, 6, {"pipe": 3}, "data"),
+        (12, 6, {"pipe": 3, "tensor": 2}, "data"),
+        (12, 4, {"tensor": 3}, "tensor"),
+        (10, 5, {"tensor": 2}, "tensor"),
+        (12, 8, {"tensor": 3}, "tensor"),
+        (16, 8, {"tensor": 4, "pipe": 2}, "data"),
+        (12, 6, {"tensor": 3}, "tensor"),
+    ],
+)
+def test_a_set_that_begins_in_one_host_and_ends_in_the_next_spans_hosts(
+    ranks: int, per_host: int, sizes: dict[str, int], name: str
+) -> None:
+    spec = divide(ranks, sizes)
+    view = spec.wide([name])
+    each = [{rank // per_host for rank in group} for group in spec.groups(view)]
+    spans = any(len(hosts) > 1 for hosts in each)
+    assert (_peers_per_host(spec, view, per_host) < spec.size(view)) == spans
 
 
 def test_sets_of_ranks_that_span_hosts_share_the_network_and_layers_are_waited_for() -> None:
