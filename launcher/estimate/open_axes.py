@@ -125,4 +125,5 @@ def planned_text(found: PlannedAxes, keys: Mapping[str, str]) -> str:
         is_timed = prediction.step.seconds is not None
         reason = f"the fastest {among}" if is_timed else f"the smallest {among}, for speeds are not known here"
     module = "; a script's PipelineModule keeps its own number of stages" if "pipe" in found.sizes else ""
-    return f"{said}: {reason}, for {prediction.model.label} on {prediction.machine.label}{module}"
+    tokens = f"{prediction.settings.sequence:,} tokens a sample"
+    return f"{said}: {reason}, for {prediction.model.label} with {tokens} on {prediction.machine.label}{module}"

@@ -313,8 +313,8 @@ def _unplanned(config: Config) -> ConfigError:
     place = config.provenance[_TENSOR_SIZE].position or Position(config.source)
     return ConfigError(
         f'{place}: `{_TENSOR_SIZE}` is "auto", and no plan has been made for this job',
-        hint="start the script with `dsrun --model MODEL`, which makes one, or write the number that `dsrun plan MODEL "
-        "--fit` prints; 1 cuts no layer",
+        hint="`dsrun --model MODEL --config FILE SCRIPT` makes one for the config that it is given; or write the "
+        "number that `dsrun plan MODEL --fit` prints; 1 cuts no layer",
     )
 
 

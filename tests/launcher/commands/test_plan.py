@@ -221,8 +221,8 @@ def test_stages_that_a_config_leaves_open_are_planned_and_that_is_said(tmp_path:
     stages = len(told["pipeline"]["stages"])
     assert stages > 1
     assert [one for one in told["assumed"] if one.startswith("`pipeline.stages`")] == [
-        f'`pipeline.stages` "auto" is {stages} (of 1, 2, 4): the fastest of those that fit, for 7B on 4 x A100-80G on '
-        "4 hosts; a script's PipelineModule keeps its own number of stages"
+        f'`pipeline.stages` "auto" is {stages} (of 1, 2, 4): the fastest of those that fit, for 7B with 2,048 '
+        "tokens a sample on 4 x A100-80G on 4 hosts; a script's PipelineModule keeps its own number of stages"
     ]
     written = as_json(*words, pipelined(tmp_path, stages=stages))
     assert told["step"] == written["step"]
@@ -583,7 +583,7 @@ def test_a_launch_plans_the_sizes_that_its_config_leaves_open(script: Path, stat
     result = dry_run("-n", "2", "--model", "350M", "--config", leaves_open(script.parent, **TENSOR), str(script))
     assert result.exit_code == 0
     (size,) = re.findall(r"^dsrun: `tensor_parallel\.autotp_size` \"auto\" is (\d) \(of 1, 2\): ", result.stderr, re.M)
-    assert "for 350M on 2 ranks on the CPU of this machine" in result.stderr
+    assert "for 350M with 4,096 tokens a sample on 2 ranks on the CPU of this machine" in result.stderr
     assert f"DSRUN_PLANNED_AXES=tensor={size}" in result.stdout
     assert "`" not in dry_run("-n", "2", "--model", "350M", "--config", leaves_open(script.parent), str(script)).stderr
     both = leaves_open(script.parent, **TENSOR, **STAGES)
@@ -605,7 +605,7 @@ def test_layers_whose_shape_is_not_known_are_not_cut_in_silence(script: Path, st
     assert (left.exit_code, left.stderr) == (0, "")
     told = as_json(str(script), "--gpus", "2xA100-80G", "--config", leaves_open(script.parent, **TENSOR))
     (note,) = [one for one in told["assumed"] if one.startswith("`tensor_parallel.autotp_size`")]
-    assert '"auto" is 1 (of 1): the shape of its layers is not known, for 1M on ' in note
+    assert '"auto" is 1 (of 1): the shape of its layers is not known, for 1M with ' in note
 
 
 def test_what_is_planned_is_asked_whether_it_fits(script: Path) -> None:
@@ -636,7 +636,7 @@ def test_other_hosts_are_taken_to_be_like_this_one(script: Path) -> None:
     assert planned.exit_code == 0
     assert '"auto" is ' in planned.stderr
     assert "(of 1, 2): " in planned.stderr, "both ranks of a host, and no more while that fits"
-    assert "for 350M on 4 ranks on 2 hosts" in planned.stderr
+    assert "for 350M with 4,096 tokens a sample on 4 ranks on 2 hosts" in planned.stderr
     unseen = invoke("run", *words, str(script))
     assert unseen.exit_code == 2
     assert "this machine has no GPU that tells of those of the other hosts\nhint: start it on one" in unseen.stderr

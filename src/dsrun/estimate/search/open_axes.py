@@ -93,7 +93,7 @@ def _predicted(
         settings = settings_of(config)
     except InputError:
         return None
-    return predict(model, settings, machine, exact=False) if has_blocks(model, settings) else None
+    return predict(model, settings, machine) if has_blocks(model, settings) else None
 
 
 def _order(prediction: Prediction, sizes: Mapping[str, int]) -> tuple[float, ...]:

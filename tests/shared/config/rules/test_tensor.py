@@ -254,8 +254,8 @@ def test_without_a_plan_a_run_is_refused_and_a_check_counts_one(tmp_path: Path) 
         load(path, world_size=8)
     assert error.value.render() == (
         f'error: {path}:5:3: `tensor_parallel.autotp_size` is "auto", and no plan has been made for this job\n'
-        "hint: start the script with `dsrun --model MODEL`, which makes one, or write the number that `dsrun plan "
-        "MODEL --fit` prints; 1 cuts no layer"
+        "hint: `dsrun --model MODEL --config FILE SCRIPT` makes one for the config that it is given; or write the "
+        "number that `dsrun plan MODEL --fit` prints; 1 cuts no layer"
     )
     (note,) = inspect(path, world_size=8).findings
     assert (note.severity, note.key) == (Severity.NOTE, "tensor_parallel.autotp_size")
