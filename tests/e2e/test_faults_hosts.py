@@ -346,6 +346,7 @@ def test_A18_a_host_whose_connection_is_killed_is_lost_and_its_ranks_end(rig: Ri
     assert ended.errors == ["error: host n2: the connection to its agent was lost"]
 
 
+@pytest.mark.depends_on_speed("rank 0 says the loss of step 4 before rank 1 is found dead")
 def test_A27_a_job_whose_rank_on_another_host_is_killed_resumes_with_the_undisturbed_losses(
     rig: Rig, work: Path, expected: dict[int, list[float]]
 ) -> None:
