@@ -70,6 +70,17 @@ class Architecture:
         """Width of keys, and of values, all heads together."""
         return self.kv_heads * self.head_dim
 
+    def deals_heads_to(self, ranks: int) -> bool:
+        """Whether so many tensor-parallel ranks can have whole heads each, as the runtime deals them.
+
+        Heads of keys go with their queries, unevenly where they do not divide; with fewer of them than ranks, several
+        ranks use one, and have as many queries each.
+
+        Args:
+            ranks: ranks that share a layer.
+        """
+        return self.kv_heads >= ranks or (ranks % self.kv_heads == 0 and self.heads % ranks == 0)
+
     @property
     def block_numel(self) -> int:
         """Parameters of one block."""

@@ -69,8 +69,16 @@ def cut_into_stages(model: ModelSize, settings: RunSettings) -> tuple[StageSize,
         settings: stages, chunks of each and the way of cutting.
 
     Raises:
-        ConfigError: the model has fewer blocks than chunks, or the bounds are those of another model.
+        ConfigError: the model has fewer blocks than chunks, the bounds are those of another model, or its heads cannot
+            be dealt to the ranks that share its layers.
     """
+    shape, tensor = model.architecture, settings.tensor_parallel
+    if shape is not None and not shape.deals_heads_to(tensor):
+        raise ConfigError(
+            f"`tensor_parallel.autotp_size` {tensor}: the model has {shape.heads} heads of queries and "
+            f"{shape.kv_heads} of keys, which {tensor} ranks cannot share",
+            hint=f"use a size that divides {shape.heads}, and is a multiple or a divisor of {shape.kv_heads}",
+        )
     if settings.stages == 1:  # whatever its layers are
         count = 0 if model.architecture is None else model.architecture.layers
         return (StageSize(model=model, blocks=(count,), costs=(1.0,), has_embedding=True, has_head=True, rows=1),)

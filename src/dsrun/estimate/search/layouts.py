@@ -25,7 +25,8 @@ def tensor_sizes(model: ModelSize, settings: RunSettings, machine: Machine, *, o
     """Returns how many ranks can share a layer, that of the settings among them, ascending.
 
     Whole heads and an even part of the MLP each; heads of keys and values may be on several ranks. What a layer's ranks
-    send each other in every block goes over the network where they are on several hosts.
+    send each other in every block goes over the network where they are on several hosts. That of the settings need not
+    be even, but has to be one that heads can be dealt to.
 
     Args:
         model: the model; without the shape of its layers nothing else can be told to be possible.
@@ -33,13 +34,15 @@ def tensor_sizes(model: ModelSize, settings: RunSettings, machine: Machine, *, o
         machine: ranks of the job and of a host.
         over_hosts: whether ranks that share a layer may be on several hosts.
     """
-    shape, found = model.architecture, {settings.tensor_parallel}
-    if shape is not None:
-        for size in divisors(machine.ranks):
-            repeats = size % shape.kv_heads == 0 or shape.kv_heads % size == 0
-            inside = over_hosts or machine.ranks_per_host % size == 0
-            if inside and repeats and shape.heads % size == 0 and shape.intermediate % size == 0:
-                found.add(size)
+    shape, asked = model.architecture, settings.tensor_parallel
+    if shape is None:
+        return [asked]
+    found = {asked} if shape.deals_heads_to(asked) else set[int]()
+    for size in divisors(machine.ranks):
+        inside = over_hosts or machine.ranks_per_host % size == 0
+        is_even = shape.heads % size == 0 and shape.intermediate % size == 0
+        if inside and is_even and (shape.kv_heads % size == 0 or size % shape.kv_heads == 0):
+            found.add(size)
     return sorted(found)
 
 

@@ -130,3 +130,20 @@ def test_more_chunks_than_layers_are_refused() -> None:
     with pytest.raises(ConfigError, match="the model has 8 blocks, and each chunk needs one") as error:
         cut_into_stages(from_architecture(SHAPE, label="m"), settings(8, 2, schedule="interleaved"))
     assert error.value.render().endswith("hint: use fewer stages or `virtual_stages`")
+
+
+@pytest.mark.parametrize(("ranks", "is_taken"), [(2, True), (3, True), (8, True), (6, False), (16, False)])
+def test_a_model_whose_heads_cannot_be_dealt_to_the_ranks_is_refused(ranks: int, is_taken: bool) -> None:
+    """As the runtime deals them: four groups of two queries each."""
+    model = from_architecture(replace(SHAPE, heads=8, head_dim=16), label="m")
+    cut = settings(2, axis_sizes={"pipe": 2, "tensor": ranks})
+    if is_taken:
+        assert len(cut_into_stages(model, cut)) == 2
+        return
+    with pytest.raises(ConfigError) as error:
+        cut_into_stages(model, cut)
+    assert error.value.render() == (
+        f"error: `tensor_parallel.autotp_size` {ranks}: the model has 8 heads of queries and 4 of keys, "
+        f"which {ranks} ranks cannot share\n"
+        "hint: use a size that divides 8, and is a multiple or a divisor of 4"
+    )
