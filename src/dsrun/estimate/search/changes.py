@@ -26,6 +26,8 @@ OFFLOADS: tuple[tuple[Tier, Tier], ...] = (
     ("nvme", "none"),
     ("nvme", "nvme"),
 )
+#: What stands for the folder on the drives, which only the user can name.
+NVME_PATH = "FOLDER"
 _OFFLOADING: tuple[tuple[str, type[Section]], ...] = (
     ("zero_optimization.offload_optimizer.device", OffloadOptimizer),
     ("zero_optimization.offload_param.device", OffloadParam),
@@ -155,22 +157,26 @@ def changes(
         yield "zero_optimization.stage", changed.stage
     if changed.tensor_parallel != asked.tensor_parallel:
         yield "tensor_parallel.autotp_size", changed.tensor_parallel
-    if changed.sequence_slices and not asked.sequence_slices:
-        yield "tensor_parallel.sequence_parallel", True
+    if changed.tensor_parallel > 1 and changed.sequence_slices != asked.sequence_slices:
+        yield "tensor_parallel.sequence_parallel", changed.sequence_slices
     if changed.stages != asked.stages:
         yield "pipeline.stages", changed.stages
     if changed.stages > 1 and changed.schedule != asked.schedule:
         yield "pipeline.schedule", changed.schedule
     if changed.stages > 1 and changed.chunks_per_rank != asked.chunks_per_rank and changed.schedule != "zbv":
         yield "pipeline.virtual_stages", changed.chunks_per_rank
+    if changed.stages > 1 and changed.partition != asked.partition and isinstance(changed.partition, str):
+        yield "pipeline.partition", changed.partition
     if changed.compute_bytes != asked.compute_bytes:
         yield "bf16.enabled", True
     if recomputation_of(changed) != recomputation_of(asked):
         yield "activation_checkpointing.policy", recomputation_of(changed)
-    if changed.offload_optimizer != asked.offload_optimizer:
-        yield _OFFLOADING[0][0], changed.offload_optimizer
-    if changed.offload_param != asked.offload_param:
-        yield _OFFLOADING[1][0], changed.offload_param
+    before, after = (asked.offload_optimizer, asked.offload_param), (changed.offload_optimizer, changed.offload_param)
+    for (key, _), tier, other in zip(_OFFLOADING, after, before, strict=True):
+        if tier != other:
+            yield key, tier
+        if tier == "nvme" != other:
+            yield key.replace(".device", ".nvme_path"), NVME_PATH
     if (changed.micro_batch, changed.accumulation_steps) != (asked.micro_batch, asked.accumulation_steps):
         yield "train_micro_batch_size_per_gpu", changed.micro_batch
         yield "gradient_accumulation_steps", changed.accumulation_steps
