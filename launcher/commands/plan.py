@@ -264,17 +264,11 @@ def _settings(
     recompute: Literal["none", "blocks"] | None,
 ) -> RunSettings:
     from dsrun.config.axes import assumed_sizes
-    from dsrun.config.buckets import resolve_buckets
-    from dsrun.estimate.run.settings import read_settings
 
-    longest = None
-    if size.architecture is not None:
-        config = resolve_buckets(config, size.architecture.hidden)
-        longest = size.architecture.max_positions
+    from ..estimate.settings import settings_of
+
     try:
-        settings = read_settings(
-            config, ranks=machine.ranks, sequence=seq, micro_batch=micro, recompute=recompute, longest=longest
-        )
+        settings = settings_of(config, size, ranks=machine.ranks, sequence=seq, micro_batch=micro, recompute=recompute)
     except ConfigError as error:
         if not (assumed := assumed_sizes(config)):
             raise
@@ -315,7 +309,7 @@ def _fastest_stage(size: ModelSize, settings: RunSettings, machine: Machine) -> 
     from dsrun.estimate.search.fastest import fastest
 
     # Of axes that are planned alone too: whether this version runs it is told elsewhere.
-    choice = fastest(size, replace(settings, planned=()), machine, free={"stage", "batch"})
+    choice = fastest(size, replace(settings, planned=()), machine, free={"stage"})
     stage = settings.stage if choice is None else choice.prediction.settings.stage
     reason = "none fits" if choice is None else "the fastest that fits"
     note = f"no `--config`: bf16 with AdamW, at stage {stage} ({reason})"

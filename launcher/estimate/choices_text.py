@@ -11,7 +11,7 @@ from dsrun.estimate.search.changes import Choice, recomputation_of
 from dsrun.units import format_bytes, format_duration
 
 from .config_changes import format_value
-from .text import batch_text, head_table, model_row, offload_text
+from .text import batch_text, floor_text, head_table, model_row, offload_text, taken_speeds_text
 
 _GIB = 1 << 30
 _WIDTH = 80
@@ -44,7 +44,11 @@ def describe_layouts(layouts: Sequence[Sequence[Prediction]]) -> list[str]:
     best = [rows[0] for rows in layouts]
     on = "CPU" if best[0].machine.on_cpu else "GPU"
     header = "tensor  pipe  data  recomputed   micros" + f"{on:>9}{'waits':>8}{'step >=':>10}  fits"
-    lines = [f"layouts at stage {best[0].settings.stage}, the best first", header]
+    stages = sorted({row.settings.stage for row in best})
+    in_pipelines = f" ({stages[0]} in a pipeline)" if len(stages) > 1 else ""
+    said = f"layouts at stage {stages[-1]}{in_pipelines}, the best first"
+    taken = max((taken_speeds_text(row) for row in best), key=len)
+    lines = [*textwrap.wrap(f"{said}{taken}", _WIDTH), header]
     for prediction in best[:_MOST_LAYOUTS]:
         settings, pipeline = prediction.settings, prediction.pipeline
         waits = "" if pipeline is None else f"{pipeline.bubble:.1%}"
@@ -73,6 +77,8 @@ def describe_misfit(prediction: Prediction, choices: Sequence[Choice]) -> list[s
         lines += _wrapped(f"host memory: {format_bytes(prediction.host_bytes - limit)} a host too much")
     if not choices:
         hint = "more ranks, a shorter `--seq`, or `--host-memory SIZE` to offload into"
+        if prediction.machine.on_cpu:  # all lies in host memory, whatever is offloaded
+            hint = "more hosts, or a shorter `--seq`"
         return [*lines, *_wrapped(f"nothing near it fits: {hint}")]
     lines.append("nearest that fits")
     for choice in choices:
@@ -80,10 +86,9 @@ def describe_misfit(prediction: Prediction, choices: Sequence[Choice]) -> list[s
         changed = ", ".join(f"`{key}` {format_value(value)}" for key, value in choice.changes)
         tier = found.tiers[0]
         room = "" if tier.limit_bytes is None else f" of {format_bytes(tier.limit_bytes)}"
-        seconds = found.step.seconds
-        time = "" if seconds is None else f", a step of at least {format_duration(seconds)}"
-        lines += _wrapped(f"{changed}: {tier.name} {format_bytes(tier.total_bytes)}{room}{time}")
-    return lines
+        lines += _wrapped(f"{changed}: {tier.name} {format_bytes(tier.total_bytes)}{room}{floor_text(found)}")
+    taken = dict.fromkeys(text for choice in choices if (text := taken_speeds_text(choice.prediction)))
+    return [*lines, *(line for text in taken for line in _wrapped(f"chosen with{text.removeprefix(',')}"))]
 
 
 def nearest_json(choices: Sequence[Choice]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ activations take on top is not counted against a run, for it depends on the scri
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,13 @@ from dsrun.units import format_bytes
 from .config_changes import format_value
 from .launch_facts import machine_of, model_of
 from .model import LAST_RUN
+from .settings import settings_of
 
 if TYPE_CHECKING:
     from dsrun.estimate.model.units import ModelSize
+    from dsrun.estimate.prediction import Prediction
     from dsrun.estimate.run.machine import Machine
+    from dsrun.estimate.run.settings import RunSettings
     from dsrun.estimate.search.changes import Choice
 
     from ..launch.resolve import Launch
@@ -67,31 +70,62 @@ def refuse_misfit(
     from dsrun.config.axes import open_axes
     from dsrun.config.load import load
     from dsrun.estimate.prediction import predict
-    from dsrun.estimate.run.settings import read_settings
     from dsrun.estimate.search.nearest import nearest
 
     loaded = load(config, planned=planned)
-    if open_axes(loaded):
+    is_open = bool(open_axes(loaded))
+    if is_open and model.architecture is None:
         return  # the script says how many ranks share its model out
-    settings = read_settings(loaded, ranks=machine.ranks)
-    state = predict(model, settings, machine).state.total
-    if machine.on_cpu:
-        limit, needed = machine.host_memory_bytes, state * machine.ranks_per_host
-    else:
-        limit, needed = machine.gpu_memory_bytes, state
-    if limit is None or needed <= limit:
+    settings = settings_of(loaded, model, ranks=machine.ranks)
+    cuts = _cut_into_any_stages(model, settings, machine) if is_open else [settings]
+    shortages = [_shortage(predict(model, cut, machine)) for cut in cuts]
+    least = min((one for one in shortages if one is not None), key=lambda one: one.factor, default=None)
+    if least is None or None in shortages:
         return
-    where = "this machine has free" if machine.on_cpu else "a rank has of GPU memory"
-    ranks = f"{machine.ranks} rank{'s' if machine.ranks > 1 else ''}"
-    hold = f"{format_bytes(state)} of model state a rank"
-    total = f", {format_bytes(needed)} for {ranks}" if machine.on_cpu and machine.ranks > 1 else ""
+    stages = " with any number of pipeline stages" if is_open else ""
     # Activations are left out of the other settings too: they are not known here, only what cannot fit is.
     fitting = nearest(replace(model, architecture=None), settings, machine, most_ranks=most_ranks)
     raise UsageError(
-        f"{config}: {model.label}{_origin(model)} cannot fit at stage {settings.stage}: {hold}{total}; "
-        f"{format_bytes(limit)} is what {where}",
+        f"{config}: {model.label}{_origin(model)} cannot fit at stage {settings.stage}{stages}: {least.text}",
         hint=f"{_way_out(fitting)}; `--no-plan` starts it anyway",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shortage:
+    """Memory that is too small: by which factor, and in words."""
+
+    factor: float
+    text: str
+
+
+def _shortage(prediction: Prediction) -> _Shortage | None:
+    """Returns the memory that the model state alone is too large for; None where it fits, or nothing is known."""
+    machine = prediction.machine
+    on_gpu = sum(tier.exact_bytes for tier in prediction.tiers if tier.name == "GPU")
+    limit = machine.gpu_memory_bytes
+    if limit is not None and on_gpu > limit:
+        text = f"{format_bytes(on_gpu)} of model state a rank; {format_bytes(limit)} is what a rank has of GPU memory"
+        return _Shortage(on_gpu / max(limit, 1), text)
+    on_host = sum(tier.exact_bytes for tier in prediction.tiers if tier.name.startswith("CPU"))
+    limit, needed = machine.host_memory_bytes, on_host * machine.ranks_per_host
+    if limit is None or needed <= limit:
+        return None
+    kind = "model state" if machine.on_cpu else "model state in host memory"
+    ranks = f", {format_bytes(needed)} for {machine.ranks_per_host} ranks" if machine.ranks_per_host > 1 else ""
+    text = f"{format_bytes(on_host)} of {kind} a rank{ranks}; {format_bytes(limit)} is what this machine has free"
+    return _Shortage(needed / max(limit, 1), text)
+
+
+def _cut_into_any_stages(model: ModelSize, settings: RunSettings, machine: Machine) -> list[RunSettings]:
+    """Returns the settings with every number of pipeline stages that there can be."""
+    from dsrun.estimate.search.changes import stage_in, takes_offload, with_axes
+    from dsrun.estimate.search.layouts import stage_counts
+
+    counts = stage_counts(model, settings, machine)
+    cuts = [with_axes(settings, tensor=settings.tensor_parallel, stages=count) for count in counts]
+    made = [replace(cut, stage=stage_in(cut, cut.stage)) for cut in cuts if cut.fits_ranks(machine.ranks)]
+    return [cut for cut in made if takes_offload(cut, cut.offload_optimizer, cut.offload_param)]
 
 
 def _origin(model: ModelSize) -> str:

@@ -13,10 +13,9 @@ from dsrun.estimate.run.machine import Machine
 from dsrun.estimate.run.settings import RunSettings
 from dsrun.estimate.search.changes import Choice, Free
 from dsrun.estimate.search.fastest import fastest
-from dsrun.units import format_duration
 
 from .config_changes import format_value, with_choice
-from .text import verdict
+from .text import floor_text, taken_speeds_text, verdict
 
 
 def fitted_config(
@@ -72,11 +71,10 @@ def _document(config: Config, chosen: RunSettings, asked: RunSettings) -> dict[s
 def _told(choice: Choice, config: Config, asked: RunSettings) -> str:
     """Returns a line that says whether it fits, its time, and what differs from the config."""
     prediction, chosen = choice.prediction, choice.prediction.settings
-    seconds = prediction.step.seconds
-    time = "" if seconds is None else f", a step of at least {format_duration(seconds)}"
     changed = ", ".join(f"`{key}` {format_value(value)}" for key, value in choice.changes) or "nothing to change"
     if chosen.stages > 1 and chosen.stages != asked.stages:
         changed += "; the script trains with `engine.train_batch`"
+    time = f"{floor_text(prediction)}{taken_speeds_text(prediction)}"
     return f"{verdict(prediction)}{_by_script(config, chosen, asked)}{time}; {changed}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,11 @@ from dsrun.contract.environment import BACKEND_ENV, PLANNED_AXES_ENV, write_plan
 from dsrun.errors import Problem, UsageError
 
 from .launch_facts import machine_of, model_of
+from .settings import settings_of
 
 if TYPE_CHECKING:
-    from dsrun.config.config import Config
     from dsrun.estimate.model.units import ModelSize
     from dsrun.estimate.run.machine import Machine
-    from dsrun.estimate.run.settings import RunSettings
     from dsrun.estimate.search.open_axes import PlannedAxes
 
     from ..launch.checked_launch import Launch
@@ -41,9 +41,7 @@ def with_planned_axes(
         ConfigError: the config takes no sizes at all.
     """
     from dsrun.config.axes import open_axes
-    from dsrun.config.buckets import resolve_buckets
     from dsrun.config.load import inspect, load
-    from dsrun.estimate.run.settings import read_settings
     from dsrun.estimate.search.open_axes import plan_open_axes
 
     source, ranks = launch.open_config, launch.allocation.world_size
@@ -60,17 +58,12 @@ def with_planned_axes(
         )
     size, machine = known
 
-    def settings_of(found: Config) -> RunSettings:
-        if (shape := size.architecture) is None:
-            return read_settings(found, ranks=ranks)
-        return read_settings(resolve_buckets(found, shape.hidden), ranks=ranks, longest=shape.max_positions)
-
     found = plan_open_axes(
         config,
         size,
         machine,
         reread=lambda sizes: inspect(source, world_size=ranks, planned=sizes).config,
-        settings_of=settings_of,
+        settings_of=partial(settings_of, model=size, ranks=ranks),
     )
     if found is None:
         load(source, world_size=ranks, planned=dict.fromkeys(keys, 1))  # says what is wrong
@@ -111,6 +104,8 @@ def planned_text(found: PlannedAxes, keys: Mapping[str, str]) -> str:
         found: the sizes.
         keys: keys of a config that leave them open, by name of the axis.
     """
+    from .text import taken_speeds_text
+
     prediction = found.prediction
     said = " and ".join(
         f'`{keys[axis]}` "auto" is {size} (of {", ".join(map(str, found.tried[axis]))})'
@@ -122,8 +117,9 @@ def planned_text(found: PlannedAxes, keys: Mapping[str, str]) -> str:
         reason = "none fits, and these need the least memory"
     else:
         among = "of those that fit" if prediction.fits else "of all, and whether they fit is not known"
-        is_timed = prediction.step.seconds is not None
-        reason = f"the fastest {among}" if is_timed else f"the smallest {among}, for speeds are not known here"
+        reason = f"the smallest {among}, for speeds are not known here"
+        if "flops" not in prediction.unknown_speeds:
+            reason = f"the fastest {among}{taken_speeds_text(prediction)}"
     module = "; a script's PipelineModule keeps its own number of stages" if "pipe" in found.sizes else ""
     tokens = f"{prediction.settings.sequence:,} tokens a sample"
     return f"{said}: {reason}, for {prediction.model.label} with {tokens} on {prediction.machine.label}{module}"

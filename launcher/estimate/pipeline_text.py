@@ -28,8 +28,9 @@ def describe_pipeline(prediction: Prediction) -> list[str]:
         )
     chunks = f" with {pipeline.chunks_per_rank} chunks a rank" if pipeline.chunks_per_rank > 1 else ""
     alike = "" if pipeline.bubble_formula is None else f"; {pipeline.bubble_formula:.1%} if all chunks took as long"
+    micros = f"{pipeline.micros} micro batch{'es' if pipeline.micros > 1 else ''}"
     texts = [
-        f"{pipeline.schedule}{chunks}, {pipeline.micros} micro batches: ranks wait {pipeline.bubble:.1%} of a step"
+        f"{pipeline.schedule}{chunks}, {micros}: ranks wait {pipeline.bubble:.1%} of a step"
         f"{alike} (<- the fullest stage, whose memory follows)",
         _balance_text(prediction, pipeline),
     ]

@@ -10,7 +10,7 @@ from typing import Any
 from dsrun.config.axes import AXES
 from dsrun.estimate.memory.model_state import FP32_BYTES
 from dsrun.estimate.prediction import Prediction, Tier
-from dsrun.estimate.run.catalogue import ACHIEVABLE
+from dsrun.estimate.run.catalogue import ACHIEVABLE, CAUTIOUS
 from dsrun.estimate.run.machine import Machine
 from dsrun.estimate.run.settings import RunSettings
 from dsrun.estimate.time.axes import AxisTraffic
@@ -209,13 +209,36 @@ def _step_lines(prediction: Prediction) -> list[str]:
         lines.append(f"  {floor.path + whose.get(floor.path, ''):<18}{amounts[floor.path]:>28}  {time}{mark}")
     if step.seconds is None:
         return [*lines, "a step: unknown, for no speed is known"]
-    beside = "" if step.complete else " by the paths whose speed is known"
     tokens = prediction.tokens_per_step / step.seconds
     said = (
-        f"a step: at least {format_duration(step.seconds)}{beside}, at most {tokens:,.0f} tokens/s"
-        f"{_share_of_peak(prediction)}; bound by {step.bottleneck}"
+        f"a step: at least {format_duration(step.seconds)}{_known_paths_text(prediction)}, "
+        f"at most {tokens:,.0f} tokens/s{_share_of_peak(prediction)}; bound by {step.bottleneck}"
     )
     return [*lines, *textwrap.wrap(said, _WIDTH)]
+
+
+def floor_text(prediction: Prediction) -> str:
+    """Returns the shortest time of a step, to be put behind a choice; nothing where no speed is known."""
+    seconds = prediction.step.seconds
+    if seconds is None:
+        return ""
+    return f", a step of at least {format_duration(seconds)}{_known_paths_text(prediction)}"
+
+
+def _known_paths_text(prediction: Prediction) -> str:
+    return "" if prediction.step.complete else " by the paths whose speed is known"
+
+
+def taken_speeds_text(prediction: Prediction) -> str:
+    """Returns what a choice has taken unknown speeds for, to be put behind it; nothing where it needed none.
+
+    Args:
+        prediction: prediction for what was chosen, without these speeds.
+    """
+    unknown = prediction.unknown_speeds
+    if not unknown or "flops" in unknown:
+        return ""
+    return f", unknown speeds taken for {', '.join(f'`{name}` {CAUTIOUS[name] / 1e9:g} GB/s' for name in unknown)}"
 
 
 def _share_of_peak(prediction: Prediction) -> str:

@@ -55,10 +55,17 @@ _NVME_ALIGN = 4096
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One kind of memory of a rank: its name, and bytes, None where they cannot be told."""
+    """One kind of memory of a rank.
+
+    Attributes:
+        name: name of what lies there.
+        size_bytes: its bytes; None where they cannot be told.
+        is_exact: whether model and config alone tell the bytes; else they depend on the script, torch or the driver.
+    """
 
     name: str
     size_bytes: int | None
+    is_exact: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +86,11 @@ class Tier:
     def total_bytes(self) -> int:
         """Bytes that are known."""
         return sum(line.size_bytes or 0 for line in self.lines)
+
+    @property
+    def exact_bytes(self) -> int:
+        """Bytes that model and config alone tell."""
+        return sum(line.size_bytes or 0 for line in self.lines if line.is_exact)
 
     @property
     def complete(self) -> bool:
@@ -182,6 +194,11 @@ class Prediction:
             return None
         return model_flops(self.model, self.settings, again=0.0) / self.settings.stages / self.step.seconds
 
+    @property
+    def unknown_speeds(self) -> tuple[str, ...]:
+        """Names of the speeds, as `Speeds` has them, without which the time of a path is not known."""
+        return tuple(dict.fromkeys(floor.missing for floor in self.paths if floor.missing is not None))
+
     def tier(self, name: str) -> Tier:
         """Returns a tier by its name."""
         return next(tier for tier in self.tiers if tier.name == name)
@@ -232,7 +249,8 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine, *, exact:
             same layers are taken for the fullest of them, for a search.
 
     Raises:
-        ConfigError: the model cannot be cut into the pipeline stages of `settings`.
+        ConfigError: the model cannot be cut into the pipeline stages of `settings`, or its heads not be dealt to the
+            ranks that share layers.
     """
     stages = cut_into_stages(model, settings)
     pipeline = pipeline_estimate(stages, settings, exact=exact)
@@ -290,11 +308,11 @@ def _needs(load: _StageLoad, settings: RunSettings, machine: Machine, *, beyond:
     copies = memory_copy_bytes(state, units, settings, ranks_per_host=share, hosts=machine.hosts)
     pageable.append(Line("copies in memory", copies))
     if machine.on_cpu:
-        process = [Line("Python and torch", CPU_PROCESS_BYTES)]
+        process = [Line("Python and torch", CPU_PROCESS_BYTES, is_exact=False)]
         tiers = [_tier("CPU", [*device, *pinned, *pageable, *process], _part(machine.host_memory_bytes, share))]
     else:
         framework = _overhead(device, ranks=machine.ranks)
-        process = [Line("Python, torch and CUDA", CUDA_PROCESS_BYTES)]
+        process = [Line("Python, torch and CUDA", CUDA_PROCESS_BYTES, is_exact=False)]
         tiers = [
             _tier("GPU", [*device, *framework], machine.gpu_memory_bytes),
             _tier("CPU pinned", pinned, _part(machine.host_memory_bytes, share)),
@@ -336,8 +354,8 @@ def _device_lines(
         Line("optimizer window", 0 if away else state.window),
         Line("master weights", state.masters if hosted is None else hosted.device_masters),
         Line("optimizer states", state.states if hosted is None else hosted.device_states),
-        Line("activations", None if kept is None else kept.layers),
-        Line("logits and loss", None if kept is None else kept.logits),
+        Line("activations", None if kept is None else kept.layers, is_exact=False),
+        Line("logits and loss", None if kept is None else kept.logits, is_exact=False),
     ]
 
 
@@ -378,7 +396,7 @@ def _host_lines(
         ring = min(settings.param_buffers, len(slices.away)) * max(slices.away, default=0)
         moved.append(Line("parameters on their way", ring * compute))
     if kept is not None:
-        moved.append(Line("activations", kept.on_host))
+        moved.append(Line("activations", kept.on_host, is_exact=False))
     return (moved, kept_there) if settings.pin_memory else ([], [*moved, *kept_there])
 
 
@@ -396,16 +414,16 @@ def _nvme_lines(units: list[PaddedUnit], settings: RunSettings, kept: Activation
         sizes = (settings.compute_bytes * numel for numel in slices_on_drives(units, settings).away)
         lines.append(Line("parameters", sum(-(-size // _NVME_ALIGN) * _NVME_ALIGN for size in sizes)))
     if kept is not None:
-        lines.append(Line("activations", kept.on_disk))
+        lines.append(Line("activations", kept.on_disk, is_exact=False))
     return lines
 
 
 def _overhead(lines: list[Line], *, ranks: int) -> list[Line]:
     tensors = sum(line.size_bytes or 0 for line in lines)
     return [
-        Line("allocator slack", round(tensors * ALLOCATOR_SHARE)),
-        Line("CUDA context", CUDA_CONTEXT_BYTES),
-        Line("NCCL buffers", NCCL_BYTES if ranks > 1 else 0),
+        Line("allocator slack", round(tensors * ALLOCATOR_SHARE), is_exact=False),
+        Line("CUDA context", CUDA_CONTEXT_BYTES, is_exact=False),
+        Line("NCCL buffers", NCCL_BYTES if ranks > 1 else 0, is_exact=False),
     ]
 
 

@@ -689,3 +689,28 @@ def test_a_kind_of_model_that_is_not_known_is_said_to_be_assumed(tmp_path: Path)
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "opt", **sizes}))
     assert "`model_type` is `opt`" in as_json(str(tmp_path), "--gpus", "H100")["assumed"][0]
+
+
+def test_a_network_of_unknown_speed_is_told_where_a_choice_was_made() -> None:
+    words = ["plan", "7B", "--gpus", "4x8xL40S"]
+    fitted = invoke(*words, "--fit")
+    assert re.search(
+        r"a step of at least [0-9.]+s by the paths whose speed is known, "
+        r"unknown speeds taken for `network` 1\.25 GB/s;",
+        fitted.stderr,
+    )
+    told = invoke(*words, "--fit", "--speed", "network=1.25")
+    assert "unknown" not in told.stderr
+    assert told.stdout == fitted.stdout
+    table = invoke(*words, "--what-if").stdout
+    assert (
+        "layouts at stage 3 (2 in a pipeline), the best first, unknown speeds taken for\n`network` 1.25 GB/s\n" in table
+    )
+
+
+def test_ranks_that_cannot_share_the_heads_are_refused() -> None:
+    taken = invoke("plan", "7B", "--gpus", "3xA100-80G", "--axes", "t3")
+    assert taken.exit_code == 0, "32 heads of keys are dealt to three ranks, unevenly"
+    refused = invoke("plan", "70B", "--gpus", "3x4xA100-80G", "--axes", "t12")
+    assert refused.exit_code == 2
+    assert "`tensor_parallel.autotp_size` 12: the model has 64 heads of queries and 8 of keys" in refused.stderr

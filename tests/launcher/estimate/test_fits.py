@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,3 +92,35 @@ def test_where_nothing_fits_that_is_said(config: str) -> None:
         "no stage, precision or micro batch of this version fits here; see `dsrun plan --what-if`; "
         "`--no-plan` starts it anyway"
     )
+
+
+def _with(config: str, **sections: object) -> None:
+    written = json.loads(Path(config).read_text())
+    Path(config).write_text(json.dumps({**written, **sections}))
+
+
+def test_state_counts_where_offloading_puts_it(config: str) -> None:
+    """130 GiB in all, of which 13 are parameters that stay on the GPU, with gradients and what they pass through."""
+    model, machine = from_count(7 * BILLION), gpus(1, 80 * GIB)
+    _with(config, zero_optimization={"stage": 2, "offload_optimizer": {"device": "cpu"}})
+    refuse_misfit(model, config, replace(machine, host_memory_bytes=200 * GIB), most_ranks=1)
+    refuse_misfit(model, config, machine, most_ranks=1)
+    with pytest.raises(UsageError) as error:
+        refuse_misfit(model, config, replace(machine, host_memory_bytes=64 * GIB), most_ranks=1)
+    assert re.search(
+        r"7B cannot fit at stage 2: [0-9.]+ GiB of model state in host memory a rank; "
+        r"64\.0 GiB is what this machine has free",
+        str(error.value),
+    )
+    with pytest.raises(UsageError, match=r"GiB of model state a rank; 10\.0 GiB is what a rank has of GPU memory"):
+        refuse_misfit(model, config, gpus(1, 10 * GIB), most_ranks=1)
+
+
+def test_stages_that_the_script_may_choose_are_refused_where_none_fits(config: str) -> None:
+    """By a plan, or by a PipelineModule: of four ranks each has a quarter at best."""
+    _with(config, pipeline={"stages": "auto"})
+    refuse_misfit(from_count(7 * BILLION), config, gpus(4, 40 * GIB), most_ranks=4, planned={"pipe": 1})
+    with pytest.raises(UsageError, match=r"cannot fit at stage 0 with any number of pipeline stages: 3[0-9.]+ GiB"):
+        refuse_misfit(from_count(7 * BILLION), config, gpus(4, 20 * GIB), most_ranks=4, planned={"pipe": 1})
+    bare = replace(from_count(7 * BILLION), architecture=None)
+    refuse_misfit(bare, config, gpus(4, 20 * GIB), most_ranks=4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from dsrun.estimate.run.catalogue import ACHIEVABLE, GpuSpec
+from dsrun.estimate.run.catalogue import ACHIEVABLE, CAUTIOUS, GpuSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +95,17 @@ class Machine:
         known = Speeds() if self.gpu is None else _speeds_of(self.gpu, self.ranks_per_host, half=half)
         stated = {name: value for name in Speeds.names() if (value := getattr(self.given, name)) is not None}
         return replace(known, **stated)
+
+    def with_cautious_speeds(self) -> Machine:
+        """Returns the machine with `CAUTIOUS` speeds where nothing tells, for a choice among layouts.
+
+        The machine as it is where the speed of computing is not known: then no time tells layouts apart.
+        """
+        known = self.speeds(half=True)
+        unknown = {name: speed for name, speed in CAUTIOUS.items() if getattr(known, name) is None}
+        if known.flops is None or not unknown:
+            return self
+        return replace(self, given=replace(self.given, **unknown))
 
 
 def _speeds_of(gpu: GpuSpec, ranks_per_host: int, *, half: bool) -> Speeds:

@@ -82,9 +82,10 @@ def fastest(
 ) -> Choice | None:
     """Returns the fastest settings that fit and that this version runs; None where there are none.
 
-    Samples of an optimizer step stay as they are. Where no speed is known, the order is that of bytes on the wire. Of
-    equals, the least offloaded, the least recomputed, fewer pipeline stages, fewer ranks that share a layer, the lower
-    ZeRO stage and the larger micro batch. Offloading is tried where the memory that it needs is known, and of settings
+    Samples of an optimizer step stay as they are. Paths of unknown speed are taken for cautious ones in choosing, and
+    told without; where the speed of computing is not known, the order is that of bytes on the wire. Of equals, the
+    least offloaded, the least recomputed, fewer pipeline stages, fewer ranks that share a layer, the lower ZeRO stage
+    and the larger micro batch. Offloading is tried where the memory that it needs is known, and of settings
     that do not fit without; it has to be a tenth faster than what needs none. Ranks that share a layer are on one host
     unless nothing else fits. What the search leaves out is told in docs/internals/plan.md.
 
@@ -96,14 +97,14 @@ def fastest(
         accepts: function that tells whether a config can say these settings; None accepts all.
         samples: samples of an optimizer step; None: as many as the settings have.
     """
-    search = _Search(model, settings, machine, frozenset(free), samples)
+    search = _Search(model, settings, machine.with_cautious_speeds(), frozenset(free), samples)
     best = search.run(accepts, over_hosts=False)
     if best is None and "tensor" in free and machine.hosts > 1:
         best = search.run(accepts, over_hosts=True)
     if best is None:
         return None
     differs = changes(settings, best.settings, ranks=machine.ranks, asked_ranks=machine.ranks)
-    return Choice(best, tuple(differs))
+    return Choice(predict(model, best.settings, machine), tuple(differs))
 
 
 class _Search:
@@ -166,7 +167,7 @@ class _Search:
         smaller = settings.micro_batch < self.too_large.get(alike, settings.micro_batch + 1)
         if smaller and self._may_fit(settings):
             prediction = predict(self.model, settings, self.machine, exact=False)
-            if prediction.step.seconds is None:
+            if prediction.step.seconds is None or not prediction.step.complete:
                 network = max(network, prediction.traffic.network_bytes)
             else:
                 # By its floor alone, an update in host memory beside the backward would be faster than one on the GPU.
@@ -189,7 +190,8 @@ class _Search:
         """Yields the settings with what a simulation of their pipeline says: its formula takes chunks for even."""
         prediction = predict(self.model, candidate.settings, self.machine)
         if prediction.fits is not False:
-            seconds = prediction.step.seconds or candidate.seconds
+            seconds = prediction.step.seconds if prediction.step.complete else None
+            seconds = candidate.seconds if seconds is None else seconds
             yield replace(candidate, seconds=seconds, prediction=prediction, is_exact=True)
 
     def _may_fit(self, settings: RunSettings) -> bool:

@@ -39,7 +39,8 @@ def nearest(
     """Returns settings that fit and that this version runs: the fewest things changed first, and of these the fastest.
 
     Things are the ZeRO stage, the format, the batch, each axis of ranks, recomputation, offload, and the number of
-    ranks. Samples of an optimizer step stay, but with other ranks, of which each has as many as before.
+    ranks. Samples of an optimizer step stay, but with other ranks, of which each has as many as before. Paths of
+    unknown speed are taken for cautious ones in choosing, and told without.
 
     Args:
         model: the model.
@@ -49,12 +50,13 @@ def nearest(
         count: largest number of choices to return.
     """
     options = _options(model, settings, machine, most_ranks)
+    cautious = machine.with_cautious_speeds()
     found: list[tuple[tuple[float, ...], frozenset[str], Choice]] = []
     for number in range(1, _MOST_CHANGES + 1):
         for names in combinations(options, number):
             for values in product(*(options[name] for name in names)):
-                changed = _changed(model, settings, machine, dict(zip(names, values, strict=True)))
-                choice = None if changed is None else _fitting(model, settings, machine, *changed)
+                changed = _changed(model, settings, cautious, dict(zip(names, values, strict=True)))
+                choice = None if changed is None else _fitting(model, settings, cautious, *changed)
                 if choice is not None:
                     found.append(((number, *_distance(settings, machine, choice)), frozenset(names), choice))
         if len({kind for _, kind, _ in found}) >= count:
@@ -67,13 +69,14 @@ def nearest(
     for _, kind, choice in found:
         (others if kind in seen else first).append(choice)
         seen.add(kind)
-    # The search has priced pipelines by their formula; what is told is simulated.
-    return [_simulated(model, choice) for choice in [*first, *others][:count]]
+    return [_predicted(model, choice, machine) for choice in [*first, *others][:count]]
 
 
-def _simulated(model: ModelSize, choice: Choice) -> Choice:
-    told = choice.prediction
-    return replace(choice, prediction=predict(model, told.settings, told.machine))
+def _predicted(model: ModelSize, choice: Choice, machine: Machine) -> Choice:
+    """Returns a choice as it is told: pipelines simulated, which the search has priced by their formula."""
+    found = choice.prediction
+    there = machine.with_ranks(found.machine.ranks)
+    return replace(choice, prediction=predict(model, found.settings, there))
 
 
 def _options(model: ModelSize, settings: RunSettings, machine: Machine, most_ranks: int) -> dict[str, Sequence[Any]]:
@@ -132,7 +135,7 @@ def _fitting(
 
 def _distance(asked: RunSettings, machine: Machine, choice: Choice) -> tuple[float, ...]:
     changed, ranks = choice.prediction.settings, choice.prediction.machine.ranks
-    seconds = choice.prediction.step.seconds
+    seconds = choice.prediction.step.seconds if choice.prediction.step.complete else None
     return (
         # Of as many changes, those come last that change results.
         changed.compute_bytes != asked.compute_bytes,

@@ -42,8 +42,9 @@ def plan_open_axes(
     """Returns the sizes with the most samples a second of all that fit; None where the config takes no sizes at all.
 
     Batch sizes count as the config has them: where it says the samples of a rank, more ranks for a model are fewer
-    samples an update. Of equals, and where no speed is known of all that fit, fewer stages, then fewer ranks that share
-    a layer; these are on one host unless nothing else fits. Where nothing fits, the sizes whose fullest rank needs the
+    samples an update. Of equals, and of all that fit where the speed of computing is not known, fewer stages, then
+    fewer ranks that share a layer; these are on one host unless nothing else fits. Other paths of unknown speed are
+    taken for cautious ones in choosing, and told without. Where nothing fits, the sizes whose fullest rank needs the
     least.
 
     Args:
@@ -55,19 +56,21 @@ def plan_open_axes(
             not divide, or are not divided as was asked for.
     """
     best: tuple[tuple[float, ...], Mapping[str, int], Prediction] | None = None
+    cautious = machine.with_cautious_speeds()
     tried: dict[str, set[int]] = {}
     for over_hosts in (False, True) if machine.hosts > 1 else (False,):
         for sizes in _choices(config, model, machine, over_hosts=over_hosts):
             for axis, size in sizes.items():
                 tried.setdefault(axis, set()).add(size)
-            prediction = _predicted(sizes, model, machine, reread, settings_of)
+            prediction = _predicted(sizes, model, cautious, reread, settings_of)
             if prediction is not None and (best is None or _order(prediction, sizes) < best[0]):
                 best = _order(prediction, sizes), sizes, prediction
         if best is not None and best[2].fits is not False:
             break
     if best is None:
         return None
-    return PlannedAxes(best[1], best[2], {axis: tuple(sorted(sizes)) for axis, sizes in tried.items()})
+    told = predict(model, best[2].settings, machine)
+    return PlannedAxes(best[1], told, {axis: tuple(sorted(sizes)) for axis, sizes in tried.items()})
 
 
 def _choices(config: Config, model: ModelSize, machine: Machine, *, over_hosts: bool) -> Iterator[dict[str, int]]:
@@ -97,7 +100,7 @@ def _predicted(
 
 
 def _order(prediction: Prediction, sizes: Mapping[str, int]) -> tuple[float, ...]:
-    settings, seconds = prediction.settings, prediction.step.seconds
+    settings, seconds = prediction.settings, prediction.step.seconds if prediction.step.complete else None
     ranks = settings.ranks_of("batch", prediction.machine.ranks)
     samples = settings.micro_batch * settings.accumulation_steps * ranks
     missing = 0 if prediction.fits is not False else prediction.tiers[0].total_bytes

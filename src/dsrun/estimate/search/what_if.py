@@ -20,6 +20,8 @@ from dsrun.estimate.search.changes import (
 )
 from dsrun.estimate.search.layouts import layouts
 
+_Order = tuple[bool, float, int]
+
 
 def what_if(model: ModelSize, settings: RunSettings, machine: Machine) -> list[Prediction]:
     """Predicts every stage with every offload; parameters are offloaded at stage 3 only, nothing at stage 0."""
@@ -35,7 +37,7 @@ def what_if(model: ModelSize, settings: RunSettings, machine: Machine) -> list[P
 def what_if_axes(model: ModelSize, settings: RunSettings, machine: Machine) -> list[list[Prediction]]:
     """Predicts every layout with each recomputation, for the stage, micro batch and samples of the settings.
 
-    Pipelines run under the schedule of the settings.
+    Pipelines run under the schedule of the settings. Paths of unknown speed are taken for cautious ones in sorting.
 
     Args:
         model: the model.
@@ -46,7 +48,8 @@ def what_if_axes(model: ModelSize, settings: RunSettings, machine: Machine) -> l
         predictions of one layout together; what fits and is fastest first, among layouts and within each.
     """
     samples = settings.micro_batch * settings.accumulation_steps * settings.ranks_of("batch", machine.ranks)
-    found: list[list[Prediction]] = []
+    cautious = machine.with_cautious_speeds()
+    found: list[list[tuple[_Order, Prediction]]] = []
     for layout in layouts(model, settings, machine, free=("tensor", "pipe")):
         cut = with_samples(layout, samples, settings.micro_batch, machine)
         if cut is None:
@@ -54,13 +57,21 @@ def what_if_axes(model: ModelSize, settings: RunSettings, machine: Machine) -> l
         cut = replace(cut, stage=stage_in(cut, cut.stage))
         if not takes_offload(cut, cut.offload_optimizer, cut.offload_param):
             continue  # parameters of a pipeline leave the device only where chunks take turns
-        rows = [predict(model, with_recomputation(cut, one), machine, exact=False) for one in RECOMPUTATIONS]
-        found.append(sorted(rows, key=_order))
-    return sorted(found, key=lambda rows: _order(rows[0]))
+        rows: list[tuple[_Order, Prediction]] = []
+        for one in RECOMPUTATIONS:
+            row = predict(model, with_recomputation(cut, one), machine, exact=False)
+            priced = row if cautious is machine else predict(model, row.settings, cautious, exact=False)
+            rows.append((_order(priced), row))
+        found.append(sorted(rows, key=_first))
+    return [[row for _, row in rows] for rows in sorted(found, key=lambda rows: rows[0][0])]
 
 
-def _order(prediction: Prediction) -> tuple[bool, float, int]:
-    seconds = prediction.step.seconds
+def _first(row: tuple[_Order, Prediction]) -> _Order:
+    return row[0]
+
+
+def _order(prediction: Prediction) -> _Order:
+    seconds = prediction.step.seconds if prediction.step.complete else None
     # Of what does not fit, that which lacks the least.
     needed = 0 if prediction.fits is not False else prediction.tiers[0].total_bytes
     return prediction.fits is False, needed or (0.0 if seconds is None else seconds), prediction.traffic.network_bytes

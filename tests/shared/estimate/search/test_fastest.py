@@ -9,7 +9,7 @@ import pytest
 
 from dsrun.estimate.model.units import from_count
 from dsrun.estimate.prediction import predict
-from dsrun.estimate.run.catalogue import find_gpu
+from dsrun.estimate.run.catalogue import CAUTIOUS, find_gpu
 from dsrun.estimate.run.machine import Machine, Speeds
 from dsrun.estimate.run.settings import RunSettings
 from dsrun.estimate.search.changes import takes_micro_batches
@@ -115,3 +115,33 @@ def test_of_uneven_chunks_the_one_that_a_simulation_finds_fastest_is_taken() -> 
     times = [one.step.seconds or 0.0 for one in each if one.fits]
     assert choice.prediction.step.seconds == min(times)
     assert len(times) > 3
+
+
+def test_a_network_of_unknown_speed_is_not_free() -> None:
+    """Of cards without one in the catalogue: the choice is that of a slow one, and the time says nothing of it."""
+    asked = replace(BF16, micro_batch=1, accumulation_steps=4, stage=1)
+    unknown = gpus("L40S-48G", 32)
+    assert unknown.speeds(half=True).network is None
+    found = fastest(MODEL, asked, unknown)
+    slow = fastest(MODEL, asked, replace(unknown, given=Speeds(network=CAUTIOUS["network"], ddr=CAUTIOUS["ddr"])))
+    free = fastest(MODEL, asked, replace(unknown, given=Speeds(network=1e18)))
+    assert found is not None
+    assert slow is not None
+    assert free is not None
+    assert found.prediction.settings == slow.prediction.settings
+    assert found.changes == slow.changes
+    assert found.prediction.traffic.network_bytes < free.prediction.traffic.network_bytes
+    assert found.prediction.unknown_speeds == ("network",)
+    assert not found.prediction.step.complete
+    assert found.prediction == predict(MODEL, found.prediction.settings, unknown)
+
+
+def test_the_order_is_that_of_bytes_where_the_speed_of_computing_is_not_known() -> None:
+    """A network whose speed is known tells nothing then."""
+    bare = replace(gpus("L40S-48G", 16), gpu=None)
+    asked = replace(BF16, micro_batch=1, accumulation_steps=4, stage=1)
+    found = fastest(MODEL, asked, bare)
+    with_network = fastest(MODEL, asked, replace(bare, given=Speeds(network=1e9)))
+    assert found is not None
+    assert with_network is not None
+    assert found.prediction.settings == with_network.prediction.settings

@@ -8,7 +8,8 @@ import pytest
 
 from dsrun.estimate.model.units import from_count
 from dsrun.estimate.prediction import predict
-from dsrun.estimate.run.machine import Machine
+from dsrun.estimate.run.catalogue import CAUTIOUS
+from dsrun.estimate.run.machine import Machine, Speeds
 from dsrun.estimate.run.settings import RunSettings
 from dsrun.estimate.search.nearest import nearest
 from support.planned_machines import gpus
@@ -84,3 +85,47 @@ def test_405b_on_128_gpus_takes_more_stages() -> None:
     assert choices
     assert all(choice.prediction.fits for choice in choices)
     assert dict(choices[0].changes)["pipeline.stages"] == 16
+
+
+def test_what_goes_back_to_its_default_beside_other_axes_is_told() -> None:
+    """A partition of its own fits no other number of stages, nor sequences that do not divide other ranks."""
+    machine = replace(gpus("H100-80G", 8), gpu_memory_bytes=24 * GIB)
+    asked = RunSettings(
+        compute_bytes=2,
+        stage=1,
+        sequence=2050,
+        accumulation_steps=8,
+        axis_sizes={"tensor": 2, "pipe": 2},
+        partition="parameters",
+        sequence_slices=True,
+        once_an_update=True,
+    )
+    assert predict(MODEL, asked, machine).fits is False
+    choices = nearest(MODEL, asked, machine, most_ranks=0, count=20)
+    more_stages = [dict(c.changes) for c in choices if c.prediction.settings.stages > 2]
+    assert more_stages
+    assert all(changed["pipeline.partition"] == "cost" for changed in more_stages)
+    wider = [dict(c.changes) for c in choices if c.prediction.settings.tensor_parallel > 2]
+    assert wider
+    assert all(changed["tensor_parallel.sequence_parallel"] is False for changed in wider)
+
+
+def test_drives_are_told_with_the_folder_that_the_user_must_name() -> None:
+    machine = replace(gpus("A100-80G", 1, host_memory=40 * GIB), nvme_bytes=1 << 40)
+    settings = replace(BF16, stage=2, micro_batch=1)
+    assert predict(MODEL, settings, machine).fits is False
+    (first, *_) = nearest(MODEL, settings, machine, most_ranks=0)
+    changed = dict(first.changes)
+    assert changed["zero_optimization.offload_optimizer.device"] == "nvme"
+    assert changed["zero_optimization.offload_optimizer.nvme_path"] == "FOLDER"
+    assert "zero_optimization.offload_param.nvme_path" not in changed
+
+
+def test_the_nearest_take_a_network_of_unknown_speed_for_a_slow_one() -> None:
+    unknown = gpus("L40S-48G", 32)
+    asked = replace(BF16, stage=0, micro_batch=1, accumulation_steps=8)
+    assert predict(MODEL, asked, unknown).fits is False
+    slow = replace(unknown, given=Speeds(network=CAUTIOUS["network"], ddr=CAUTIOUS["ddr"]))
+    found, expected = (nearest(MODEL, asked, machine, most_ranks=0) for machine in (unknown, slow))
+    assert [choice.changes for choice in found] == [choice.changes for choice in expected]
+    assert all(not choice.prediction.step.complete for choice in found)

@@ -14,6 +14,7 @@ from dsrun.config.load import inspect
 from dsrun.errors import ConfigError
 from dsrun.estimate.model.units import ModelSize, from_architecture, from_count
 from dsrun.estimate.prediction import Prediction, predict
+from dsrun.estimate.run.catalogue import CAUTIOUS
 from dsrun.estimate.run.machine import Machine, Speeds
 from dsrun.estimate.run.settings import RunSettings, read_settings
 from dsrun.estimate.search.layouts import has_blocks
@@ -159,3 +160,24 @@ def test_heads_that_do_not_divide_are_not_cut() -> None:
     found = planned(odd, gpus("A100-80G", 8), document(tensor="auto"))
     assert found is not None
     assert found.tried["tensor"] == (1, 2)
+
+
+def test_a_network_of_unknown_speed_is_taken_for_a_slow_one() -> None:
+    model, unknown = from_count(7 * BILLION), gpus("L40S-48G", 32)
+    found = planned(model, unknown, document(pipe="auto", tensor="auto"))
+    slow = replace(unknown, given=Speeds(network=CAUTIOUS["network"], ddr=CAUTIOUS["ddr"]))
+    free = planned(model, replace(unknown, given=Speeds(network=1e18)), document(pipe="auto", tensor="auto"))
+    expected = planned(model, slow, document(pipe="auto", tensor="auto"))
+    assert found is not None
+    assert expected is not None
+    assert free is not None
+    assert found.sizes == expected.sizes != free.sizes
+    assert found.prediction.unknown_speeds == ("network",)
+
+
+def test_speeds_without_that_of_computing_choose_nothing() -> None:
+    """A network whose speed is known would prefer what sends the least, however long that computes."""
+    model, bare = from_count(BILLION), replace(gpus("A100-80G", 16), gpu=None)
+    found = planned(model, replace(bare, given=Speeds(network=1e9)), document(pipe="auto", tensor="auto"))
+    assert found is not None
+    assert found.sizes == {"pipe": 1, "tensor": 1}
