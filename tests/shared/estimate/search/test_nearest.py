@@ -129,3 +129,15 @@ def test_the_nearest_take_a_network_of_unknown_speed_for_a_slow_one() -> None:
     found, expected = (nearest(MODEL, asked, machine, most_ranks=0) for machine in (unknown, slow))
     assert [choice.changes for choice in found] == [choice.changes for choice in expected]
     assert all(not choice.prediction.step.complete for choice in found)
+@pytest.mark.parametrize("gpu_gib", [30, 40])
+def test_of_as_many_changes_another_format_comes_last(gpu_gib: int) -> None:
+    """16 bits take the least time by far, and give other results than fp32."""
+    machine = replace(gpus("A100-80G", 2), gpu_memory_bytes=gpu_gib * GIB)
+    asked = RunSettings(stage=1, sequence=2048, micro_batch=4)
+    choices = nearest(from_count(10**9), asked, machine, most_ranks=0)
+    (half,) = [choice for choice in choices if choice.changes == (("bf16.enabled", True),)]
+    before = choices[: choices.index(half)]
+    assert before, "something else fits by itself too"
+    assert all(choice.prediction.settings.compute_bytes == 4 for choice in before)
+    times = [choice.prediction.step.seconds or 0.0 for choice in before]
+    assert all(seconds > (half.prediction.step.seconds or 0.0) for seconds in times)

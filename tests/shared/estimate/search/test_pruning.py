@@ -15,7 +15,7 @@ from dsrun.estimate.run.catalogue import find_gpu
 from dsrun.estimate.run.machine import Machine
 from dsrun.estimate.run.settings import RunSettings
 from dsrun.estimate.search.bounds import least_bytes, least_compute_seconds, least_stretch
-from dsrun.estimate.search.changes import RECOMPUTATIONS
+from dsrun.estimate.search.changes import RECOMPUTATIONS, Recomputation, with_recomputation
 from dsrun.estimate.search.fastest import fastest
 from dsrun.pipeline_schedules.generate import ScheduleName
 
@@ -140,3 +140,18 @@ def test_a_larger_micro_batch_is_tried_where_it_leaves_nothing_to_sum_up() -> No
     choice = fastest(MODEL, asked, replace(summed.machine, gpu_memory_bytes=needed), free={"batch"})
     assert choice is not None
     assert choice.prediction.settings.micro_batch == 4
+
+
+@pytest.mark.parametrize("policy", RECOMPUTATIONS)
+def test_a_pipeline_needs_the_memory_that_its_formula_tells(policy: Recomputation) -> None:
+    """What fits by the formula, which the search asks first, fits as the schedule is simulated too.
+
+    Of four chunks the inner two have the most blocks, as many each, and hold different numbers of micro batches.
+    """
+    for layout in every_layout():
+        bounds = (0, 1, 6, 11, 12) if layout.stages * layout.chunks_per_rank == 4 else "cost"
+        cut = replace(layout, stage=1, offload_optimizer="cpu", partition=bounds)
+        settings = with_recomputation(cut, policy)
+        quick, exact = (predict(MODEL, settings, two_hosts(500), exact=is_exact) for is_exact in (False, True))
+        assert [tier.total_bytes for tier in quick.tiers] == [tier.total_bytes for tier in exact.tiers]
+        assert quick.host_bytes == exact.host_bytes
