@@ -11,7 +11,7 @@ import pytest
 
 from dsrun.config.config import Config
 from dsrun.config.load import inspect
-from dsrun.errors import ConfigError
+from dsrun.errors import ConfigError, UsageError
 from dsrun.estimate.model.units import ModelSize, from_architecture, from_count
 from dsrun.estimate.prediction import Prediction, predict
 from dsrun.estimate.run.catalogue import CAUTIOUS
@@ -181,3 +181,59 @@ def test_speeds_without_that_of_computing_choose_nothing() -> None:
     found = planned(model, replace(bare, given=Speeds(network=1e9)), document(pipe="auto", tensor="auto"))
     assert found is not None
     assert found.sizes == {"pipe": 1, "tensor": 1}
+def test_of_equals_fewer_stages_come_before_fewer_ranks_that_share_a_layer() -> None:
+    """1B takes a host 90 GiB in whole models, 49 with layers on two ranks, 55 in two stages; no speed is known."""
+    on = replace(gpus("A100-80G", 4), gpu=None, gpu_memory_bytes=None, host_memory_bytes=60 << 30, given=Speeds())
+    more = {"zero_optimization": {"stage": 0}}
+    found = planned(from_count(BILLION), on, document(pipe="auto", tensor="auto", more=more))
+    assert found is not None
+    fits = {
+        (pipe, tensor): one.fits
+        for pipe, tensor in ((1, 1), (1, 2), (2, 1))
+        if (one := written(from_count(BILLION), on, {"pipe": pipe, "tensor": tensor}, more)) is not None
+    }
+    assert fits == {(1, 1): False, (1, 2): True, (2, 1): True}
+    assert dict(found.sizes) == {"pipe": 1, "tensor": 2}
+
+
+def test_stages_whose_chunks_would_have_no_block_are_passed_over() -> None:
+    """Of five blocks two stages have two chunks each; of eight chunks three would have none, and two at most an end."""
+    shape = from_count(BILLION).architecture
+    assert shape is not None
+    model, on = from_architecture(replace(shape, layers=5), label="five blocks"), gpus("A100-80G", 4)
+    more = {"pipeline": {"stages": "auto", "schedule": "breadth_first", "virtual_stages": 2}}
+    found = planned(model, on, document(more=more))
+    assert found is not None
+    assert found.sizes["pipe"] in (1, 2)
+    assert found.tried["pipe"] == (1, 2, 4)
+
+
+def test_sizes_that_leave_other_ranks_than_were_asked_for_are_passed_over() -> None:
+    on, config = gpus("A100-80G", 8), document(tensor="auto")
+    loaded = inspect(config).config
+    assert loaded is not None
+
+    def reread(sizes: Mapping[str, int]) -> Config | None:
+        return inspect(config, world_size=on.ranks, planned=sizes).config
+
+    def found(data_ranks: int) -> PlannedAxes | None:
+        def settings(config: Config) -> RunSettings:
+            given = settings_of(on)(config)
+            if given.ranks_of("batch", on.ranks) != data_ranks:
+                raise UsageError("other data ranks were asked for")
+            return given
+
+        return plan_open_axes(loaded, from_count(BILLION), on, reread=reread, settings_of=settings)
+
+    sizes = {ranks: one.sizes["tensor"] for ranks in (1, 2, 4, 8) if (one := found(ranks)) is not None}
+    assert sizes == {1: 8, 2: 4, 4: 2, 8: 1}
+    assert found(3) is None
+
+
+def test_an_mlp_that_does_not_divide_is_not_cut() -> None:
+    shape = from_count(7 * BILLION).architecture
+    assert shape is not None
+    odd = from_architecture(replace(shape, intermediate=2 * 5503), label="odd")
+    found = planned(odd, gpus("A100-80G", 8), document(tensor="auto"))
+    assert found is not None
+    assert found.tried["tensor"] == (1, 2)

@@ -51,3 +51,10 @@ def test_each_layout_is_told_with_each_recomputation_and_the_samples_of_a_step_s
         assert rows[: len(fitting)] == fitting, "what fits comes first"
     firsts = [rows[0] for rows in found if rows[0].fits]
     assert [row.step.seconds for row in firsts] == sorted(row.step.seconds or 0 for row in firsts)
+
+
+def test_norms_work_on_slices_of_a_sequence_that_divides_alone() -> None:
+    asked = replace(BF16, sequence=2050, stage=1, micro_batch=1, accumulation_steps=16)
+    found = what_if_axes(MODEL, asked, gpus("A100-80G"))
+    slices = {rows[0].settings.tensor_parallel: rows[0].settings.sequence_slices for rows in found}
+    assert slices == {1: False, 2: True, 4: False, 8: False}
