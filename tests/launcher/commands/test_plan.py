@@ -714,3 +714,24 @@ def test_ranks_that_cannot_share_the_heads_are_refused() -> None:
     refused = invoke("plan", "70B", "--gpus", "3x4xA100-80G", "--axes", "t12")
     assert refused.exit_code == 2
     assert "`tensor_parallel.autotp_size` 12: the model has 64 heads of queries and 8 of keys" in refused.stderr
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (
+            {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1},
+            ["--micro", "4"],
+        ),
+        ({}, ["--micro", "2"]),
+        ({}, ["--axes", "c2"]),
+    ],
+    ids=["micro", "micro-alone", "ring"],
+)
+def test_sizes_left_open_are_planned_where_an_option_says_the_samples_of_a_rank(
+    batch: dict[str, int], words: list[str], tmp_path: Path
+) -> None:
+    """A config that by itself says no batch, or one for which no sizes would do, is planned with what options say."""
+    path = tmp_path / "auto.json"
+    path.write_text(json.dumps({"bf16": {"enabled": True}, "tensor_parallel": {"autotp_size": "auto"}, **batch}))
+    told = as_json("350M", "--gpus", "4xA100-80G", "--seq", "512", "--config", str(path), *words)
+    (note,) = [one for one in told["assumed"] if one.startswith("`tensor_parallel.autotp_size`")]
+    assert f'"auto" is {told["settings"]["tensor_parallel"]} (of 1, 2, 4): the fastest of those that fit' in note

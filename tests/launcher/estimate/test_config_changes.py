@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launcher.estimate.config_changes import LETTERS, parse_axes, with_axes
+from dsrun.estimate.run.settings import RunSettings
+from dsrun.launcher.estimate.config_changes import LETTERS, parse_axes, with_axes, with_choice
 from support.cli import Result, invoke
 
 MICRO = "train_micro_batch_size_per_gpu"
@@ -147,3 +149,12 @@ def test_sections_of_a_config_keep_what_is_no_size() -> None:
     assert with_axes(raw, {"p": 1}).keys() == {"tensor_parallel"}
     assert with_axes({}, {"t": 2}) == {"tensor_parallel": {"autotp_size": 2, "sequence_parallel": True}}
     assert with_axes({}, {"u": 2, "c": 2, "d": 2}) == {"sequence_parallel_size": 2}
+
+
+def test_another_recomputation_keeps_where_inputs_lie_and_in_which_format() -> None:
+    kept = {"packing": "int8", "cpu_checkpointing": True, "partition_activations": True, "profile": True}
+    raw = {"activation_checkpointing": {"policy": "interval", "interval": 4, **kept}}
+    asked = RunSettings(recompute="blocks", policy="interval", interval=4, packed_activations=True)
+    chosen = replace(asked, policy="every_block", interval=None)
+    assert with_choice(raw, chosen, asked)["activation_checkpointing"] == {"policy": "every_block", **kept}
+    assert with_choice(raw, asked, asked)["activation_checkpointing"] == raw["activation_checkpointing"]
