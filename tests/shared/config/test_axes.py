@@ -174,3 +174,19 @@ def test_the_batch_and_the_plan_ask_the_same_function() -> None:
         planned(
             {"train_batch_size": 6, "gradient_accumulation_steps": 1, "tensor_parallel": {"autotp_size": 2}}
         ).with_world_size(8)
+
+
+def test_of_several_sizes_that_do_not_divide_the_first_is_the_place(tmp_path: Path) -> None:
+    """Neither 4 stages nor 4 of them with 2 ranks a layer divide 6 ranks; 2 ranks a layer alone would."""
+    path = tmp_path / "ds.json"
+    path.write_text(
+        '{"train_micro_batch_size_per_gpu": 1,\n "tensor_parallel": {\n  "autotp_size": 2},\n'
+        ' "pipeline": {\n  "stages": 4}}'
+    )
+    found = inspect(path, world_size=6)
+    (division,) = [one for one in found.findings if one.severity is Severity.ERROR]
+    assert (division.key, str(division.position)) == ("pipeline.stages", f"{path}:5:3")
+    assert division.message == (
+        "`pipeline.stages` is 4 and `tensor_parallel.autotp_size` is 2; "
+        "6 ranks do not divide by pipeline 4 x tensor parallel 2"
+    )
