@@ -261,7 +261,7 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine, *, exact:
     again = [None] if pipeline is None else [stage.again for stage in pipeline.stages]
     is_fused = attention is not None and attention.choice.kernel != "math"
     flops = [
-        model_flops(model, settings, again=more, is_fused=is_fused) * stage.cost
+        model_flops(model, settings, stage=stage, again=more, is_fused=is_fused)
         for stage, more in zip(stages, again, strict=True)
     ]
     loads = [_StageLoad(*load) for load in zip(stages, live, flops, sent, strict=True)]

@@ -25,6 +25,7 @@ class StageSize:
         model: its part, as a model of its own: units, parameters, and the shape of its blocks.
         blocks: blocks of each of its chunks, from the inputs on.
         costs: part of a micro batch's forward that each of its chunks is of the whole model's.
+        block_costs: part that the blocks of each chunk are of it, which recomputation makes again: without the head.
         has_embedding: whether it looks tokens up.
         has_head: whether it computes logits and loss.
         rows: number of rows of its blocks that lie next to each other; chunks can, too.
@@ -33,6 +34,7 @@ class StageSize:
     model: ModelSize
     blocks: tuple[int, ...]
     costs: tuple[float, ...]
+    block_costs: tuple[float, ...]
     has_embedding: bool
     has_head: bool
     rows: int
@@ -41,6 +43,11 @@ class StageSize:
     def cost(self) -> float:
         """Part of the work of one micro batch."""
         return sum(self.costs)
+
+    @property
+    def block_cost(self) -> float:
+        """Part of that work that its blocks are."""
+        return sum(self.block_costs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +86,31 @@ def cut_into_stages(model: ModelSize, settings: RunSettings) -> tuple[StageSize,
             f"{shape.kv_heads} of keys, which {tensor} ranks cannot share",
             hint=f"use a size that divides {shape.heads}, and is a multiple or a divisor of {shape.kv_heads}",
         )
-    if settings.stages == 1:  # whatever its layers are
-        count = 0 if model.architecture is None else model.architecture.layers
-        return (StageSize(model=model, blocks=(count,), costs=(1.0,), has_embedding=True, has_head=True, rows=1),)
+    if settings.stages == 1:
+        return (whole_model(model, settings.sequence),)
     how = (settings.schedule, settings.partition, settings.sequence)
     return _cut(model, settings.stages, settings.chunks_per_rank, *how)
+
+
+def whole_model(model: ModelSize, sequence: int) -> StageSize:
+    """Returns the model as the one stage that has everything, whatever its layers are.
+
+    Args:
+        model: the model.
+        sequence: tokens of a sample.
+    """
+    shape = model.architecture
+    head = 0.0 if shape is None else head_in_blocks(shape, sequence)
+    count = 0 if shape is None else shape.layers
+    return StageSize(
+        model=model,
+        blocks=(count,),
+        costs=(1.0,),
+        block_costs=(count / (count + head) if head else 1.0,),
+        has_embedding=True,
+        has_head=True,
+        rows=1,
+    )
 
 
 @lru_cache(maxsize=_MOST_CUTS)
@@ -115,13 +142,13 @@ def _cut(
     rank_of = _rank_of(settings)
     total = sum(costs)
     parts = [sum(costs[bounds[c] : bounds[c + 1]]) / total for c in range(chunks)]
+    head = _head_cost(model, layers) / total
     if bounds[-2] == bounds[-1]:  # the head's cost is told with the last block's
-        head = _head_cost(model, layers) / total
         parts[-1] += head
         parts[max(c for c in range(chunks) if bounds[c] < bounds[c + 1])] -= head
-    return tuple(
-        _stage(model, layers, bounds, [c for c in range(chunks) if rank_of[c] == rank], parts) for rank in range(stages)
-    )
+    of_blocks = [*parts[:-1], parts[-1] - head]
+    owned = ([c for c in range(chunks) if rank_of[c] == rank] for rank in range(stages))
+    return tuple(_stage(model, layers, bounds, own, parts, of_blocks) for own in owned)
 
 
 def head_in_blocks(shape: Architecture, sequence: int) -> float:
@@ -194,7 +221,12 @@ def _rank_of(settings: RunSettings) -> tuple[int, ...]:
 
 
 def _stage(
-    model: ModelSize, layers: _Layers, bounds: Sequence[int], own: Sequence[int], parts: Sequence[float]
+    model: ModelSize,
+    layers: _Layers,
+    bounds: Sequence[int],
+    own: Sequence[int],
+    parts: Sequence[float],
+    of_blocks: Sequence[float],
 ) -> StageSize:
     chunks = len(bounds) - 1
     first, last = 0 in own, chunks - 1 in own
@@ -223,6 +255,7 @@ def _stage(
         ),
         blocks=blocks,
         costs=tuple(parts[chunk] for chunk in own),
+        block_costs=tuple(of_blocks[chunk] for chunk in own),
         has_embedding=first,
         has_head=last,
         rows=len(rows),

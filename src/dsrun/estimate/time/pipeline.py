@@ -107,12 +107,13 @@ def pipeline_estimate(
     rows = _rows(stages, settings)
     again = max(row.again for row in rows)
     ratio = _ratio(name, len(stages), micros, virtual, again)
-    works = [row.cost * (1 + _INPUTS + _WEIGHTS + row.again) * micros for row in rows]
+    # Blocks alone are computed again; the output layer's part of the last stage is not.
+    agains = [[part * row.again for part in stage.block_costs] for stage, row in zip(stages, rows, strict=True)]
+    works = [(row.cost * (1 + _INPUTS + _WEIGHTS) + sum(more)) * micros for row, more in zip(rows, agains, strict=True)]
     busiest, busy = max(works), sum(works)
     if exact or ratio is None:
         costs = _by_chunk(name, micros, virtual, [stage.costs for stage in stages])
-        agains = _by_chunk(name, micros, virtual, [[row.again] * virtual for row in rows])
-        seconds = _seconds(name, len(stages), micros, virtual, costs, agains)
+        seconds = _seconds(name, len(stages), micros, virtual, costs, _by_chunk(name, micros, virtual, agains))
     else:
         seconds = busiest * (1 + ratio)
     return PipelineEstimate(
@@ -165,10 +166,10 @@ def _made(name: ScheduleName, ranks: int, micros: int, virtual: int) -> Schedule
 def _seconds(
     name: ScheduleName, ranks: int, micros: int, virtual: int, costs: tuple[float, ...], again: tuple[float, ...]
 ) -> float:
-    """Returns how long a step takes, in forwards of the whole model."""
+    """Returns how long a step takes, in forwards of the whole model, as are each chunk's own and what is made again."""
     priced = Costs(
         forward=costs,
-        input_grads=[cost * (_INPUTS + more) for cost, more in zip(costs, again, strict=True)],
+        input_grads=[cost * _INPUTS + more for cost, more in zip(costs, again, strict=True)],
         weight_grads=[cost * _WEIGHTS for cost in costs],
     )
     return simulate(_made(name, ranks, micros, virtual), priced).seconds

@@ -8,6 +8,7 @@ from typing import get_args
 
 from dsrun.estimate.memory.model_state import PaddedUnit, slices_on_drives, split_units
 from dsrun.estimate.model.activations import disk_inputs, forwards_again, stored_input_bytes
+from dsrun.estimate.model.stages import StageSize, whole_model
 from dsrun.estimate.model.units import ModelSize
 from dsrun.estimate.run.machine import Machine, Speeds
 from dsrun.estimate.run.settings import RunSettings
@@ -82,18 +83,25 @@ class Floor:
 
 
 def model_flops(
-    model: ModelSize, settings: RunSettings, *, again: float | None = None, is_fused: bool = False
+    model: ModelSize,
+    settings: RunSettings,
+    *,
+    stage: StageSize | None = None,
+    again: float | None = None,
+    is_fused: bool = False,
 ) -> float:
     """Returns the FLOPs of one rank in one optimizer step.
 
     6 per trained parameter and token: 2 forward, 4 backward, of which a frozen one needs 2 (none for its own
     gradient). An embedding is looked up and not multiplied. Causal attention adds 6 x layers x width x sequence a
-    token. Recomputation adds another forward.
+    token. Recomputation adds another forward of the blocks, and none of the output layer.
 
     Args:
         model: the model.
         settings: tokens, micro batches and recomputation.
-        again: forwards that are made beyond the first one; None: what the settings say of a model on one stage.
+        stage: pipeline stage whose part of the work is told; None: all of the model's.
+        again: forwards of the blocks that are made beyond the first one; None: what the settings say of a model on one
+            stage.
         is_fused: whether attention's backward makes the products of queries and keys again, which a fused kernel does
             not keep: five products for the four that count.
 
@@ -111,8 +119,10 @@ def model_flops(
     forward = 2.0 * multiplied + attention
     backward = 2.0 * multiplied + 2.0 * trained + (2.5 if is_fused else 2) * attention
     again = forwards_again(shape, settings) if again is None else again
+    stage = whole_model(model, settings.sequence) if stage is None else stage
     tokens = settings.tokens_per_micro_step * settings.accumulation_steps
-    return (forward * (1 + again) + backward) * tokens / settings.tensor_parallel
+    per_token = (forward + backward) * stage.cost + forward * again * stage.block_cost
+    return per_token * tokens / settings.tensor_parallel
 
 
 def step_traffic(

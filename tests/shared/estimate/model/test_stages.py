@@ -29,6 +29,9 @@ def test_one_stage_is_the_model_itself() -> None:
     (stage,) = cut_into_stages(model, settings(1))
     assert stage.model is model
     assert (stage.blocks, stage.cost, stage.has_embedding, stage.has_head) == ((8,), 1.0, True, True)
+    assert stage.block_cost == pytest.approx(8 * BLOCK_COST / (8 * BLOCK_COST + HEAD_COST))
+    unknown = replace(model, architecture=None)
+    assert cut_into_stages(unknown, settings(1))[0].block_cost == 1.0, "all of it counts as blocks"
 
 
 def test_two_stages_have_four_blocks_each_where_the_head_costs_half_a_block() -> None:
@@ -36,6 +39,7 @@ def test_two_stages_have_four_blocks_each_where_the_head_costs_half_a_block() ->
     whole = 8 * BLOCK_COST + HEAD_COST
     assert (first.blocks, last.blocks) == ((4,), (4,))
     assert (first.cost, last.cost) == (4 * BLOCK_COST / whole, (4 * BLOCK_COST + HEAD_COST) / whole)
+    assert (first.block_cost, last.block_cost) == (first.cost, pytest.approx(first.cost)), "the head is none"
     assert (first.has_embedding, first.has_head, last.has_embedding, last.has_head) == (True, False, False, True)
     assert (first.model.numel, last.model.numel) == (EMBEDDING + 4 * BLOCK, 4 * BLOCK + EMBEDDING + NORM)
 
@@ -107,6 +111,7 @@ def test_units_that_a_run_has_told_one_by_one_are_cut_by_their_parameters() -> N
     first, last = cut_into_stages(model, settings(2))
     assert (first.blocks, last.blocks) == ((1,), (4,))
     assert (first.model.numel, last.model.numel) == (400, 407)
+    assert [stage.block_costs for stage in (first, last)] == [stage.costs for stage in (first, last)]
 
 
 def test_embedding_and_head_are_chunks_of_their_own_where_blocks_are_too_few() -> None:
@@ -116,6 +121,9 @@ def test_embedding_and_head_are_chunks_of_their_own_where_blocks_are_too_few() -
     total = 8 * BLOCK_COST + HEAD_COST
     assert stages[0].costs == pytest.approx((0, BLOCK_COST / total))
     assert stages[-1].costs == pytest.approx((BLOCK_COST / total, HEAD_COST / total))
+    assert stages[-1].block_costs == pytest.approx((BLOCK_COST / total, 0))
+    assert sum(stage.cost for stage in stages) == pytest.approx(1), "the head's cost is told of one chunk alone"
+    assert [stage.costs for stage in stages[1:-1]] == [pytest.approx((BLOCK_COST / total,) * 2)] * 3
     assert sum(stage.model.numel for stage in stages) == from_architecture(SHAPE, label="m").numel
 
 

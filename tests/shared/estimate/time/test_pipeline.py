@@ -9,7 +9,7 @@ import pytest
 
 from dsrun.config.load import load
 from dsrun.estimate.model.architecture import Architecture
-from dsrun.estimate.model.stages import cut_into_stages
+from dsrun.estimate.model.stages import cut_into_stages, head_in_blocks
 from dsrun.estimate.model.units import from_architecture
 from dsrun.estimate.prediction import Prediction, predict
 from dsrun.estimate.run.catalogue import find_gpu
@@ -85,6 +85,29 @@ def test_stages_recompute_what_does_not_fit_a_memory_budget() -> None:
     # Six blocks and two inputs: of a model on one stage a quarter would be computed again, of the first stage half is.
     larger = plan(replace(BASE, **{**budget, "memory_budget": 6 * block + 2 * block_input}))
     assert larger.traffic.flops / none.traffic.flops == pytest.approx(3.5 / 3, rel=1e-3)
+
+
+def test_no_stage_recomputes_the_output_layer() -> None:
+    """Forwards are 4 blocks, and 4 and the head; a backward is two forwards, and one more of the blocks."""
+    shape = replace(SHAPE, vocab=10_000)
+    head = head_in_blocks(shape, 64)
+    settings = replace(
+        BASE,
+        axis_sizes={"pipe": 2},
+        partition="uniform",
+        schedule="gpipe",
+        accumulation_steps=1,
+        recompute="blocks",
+    )
+    stages = cut_into_stages(from_architecture(shape, label="m"), settings)
+    first, last = 4 * (1 + 3), 4 * (1 + 3) + 3 * head
+    simulated = pipeline_estimate(stages, settings)
+    assert simulated is not None
+    assert simulated.stretch == pytest.approx((first + last) / last), "of one micro batch, one after the other"
+    assert simulated.imbalance == pytest.approx(2 * last / (first + last) - 1)
+    by_formula = pipeline_estimate(stages, settings, exact=False)
+    assert by_formula is not None
+    assert by_formula.imbalance == simulated.imbalance
 
 
 def test_bytes_between_stages() -> None:

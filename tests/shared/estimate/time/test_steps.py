@@ -8,7 +8,9 @@ import pytest
 
 from dsrun.choices.gather_plan import GatherBudgets
 from dsrun.estimate.memory.model_state import pad_units
-from dsrun.estimate.model.units import UnitGroup, from_count
+from dsrun.estimate.model.architecture import Architecture
+from dsrun.estimate.model.stages import cut_into_stages
+from dsrun.estimate.model.units import UnitGroup, from_architecture, from_count
 from dsrun.estimate.prediction import predict
 from dsrun.estimate.run.catalogue import find_gpu
 from dsrun.estimate.run.machine import Machine, Speeds
@@ -21,6 +23,7 @@ BF16 = RunSettings(compute_bytes=2, sequence=1024)
 UNITS = pad_units([UnitGroup("blocks", 1024, count=4), UnitGroup("rest", 512, has_module=False)], 2)
 WHOLE = 4 * 1024 + 512
 H100 = find_gpu("H100-80G")
+LLAMA_1B = Architecture(layers=16, hidden=2048, intermediate=8192, heads=32, kv_heads=8, head_dim=64, vocab=128_256)
 
 
 def machine(ranks: int = 8, *, per_host: int = 8, **given: float) -> Machine:
@@ -59,8 +62,34 @@ def test_flops_are_six_a_parameter_and_token_and_attention() -> None:
     assert shape is not None
     multiplied = 7 * 10**9 - 32000 * 4096
     assert model_flops(model, BF16) == pytest.approx(1024 * (6 * multiplied + 6 * 32 * 4096 * 1024))
-    again = model_flops(model, replace(BF16, recompute="blocks"))
-    assert again / model_flops(model, BF16) == pytest.approx(4 / 3)
+
+
+@pytest.mark.parametrize(("stages", "blocks"), [(1, 16), (2, 8)])
+def test_recomputation_makes_blocks_again_and_no_output_layer(stages: int, blocks: int) -> None:
+    """A block: 3 x 2,048 x 8,192 of the MLP, 2,048 x (2 x 2,048 + 2 x 512) of attention, two norms; 16 of them."""
+    block, head = 50_331_648 + 10_485_760 + 4_096, 128_256 * 2_048
+    # 2 FLOPs a parameter and token, and causal attention's 2 x width x sequence.
+    forward = 2 * block + 2 * 2_048 * 1_024
+    model = from_architecture(LLAMA_1B, label="1B")
+    settings = replace(BF16, axis_sizes={"pipe": stages}, partition="uniform")
+    stage = cut_into_stages(model, settings)[-1]
+    kept = model_flops(model, settings, stage=stage)
+    again = model_flops(model, replace(settings, recompute="blocks"), stage=stage)
+    assert kept == pytest.approx(1_024 * 3 * (blocks * forward + 2 * head), rel=1e-5), "but for the last norm"
+    assert again - kept == pytest.approx(1_024 * blocks * forward, rel=1e-5)
+
+
+def test_all_of_a_model_whose_layers_are_not_known_is_made_again() -> None:
+    model = replace(from_count(10**9), architecture=None)
+    assert model_flops(model, replace(BF16, recompute="blocks")) / model_flops(model, BF16) == pytest.approx(4 / 3)
+
+
+def test_a_predicted_run_recomputes_no_output_layer() -> None:
+    """Where attention has a fused kernel, its backward has five products for four."""
+    model = from_architecture(LLAMA_1B, label="1B")
+    flops = {how: predict(model, replace(BF16, recompute=how), machine()).traffic.flops for how in ("none", "blocks")}
+    forward = 2 * 60_821_504 + 2 * 2_048 * 1_024
+    assert flops["blocks"] - flops["none"] == pytest.approx(1_024 * 16 * forward, rel=1e-5)
 
 
 def test_frozen_parameters_save_their_own_gradient() -> None:
