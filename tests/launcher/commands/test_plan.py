@@ -714,6 +714,8 @@ def test_ranks_that_cannot_share_the_heads_are_refused() -> None:
     refused = invoke("plan", "70B", "--gpus", "3x4xA100-80G", "--axes", "t12")
     assert refused.exit_code == 2
     assert "`tensor_parallel.autotp_size` 12: the model has 64 heads of queries and 8 of keys" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("batch", "words"),
     [

@@ -226,6 +226,10 @@ def of_single_numbers(plan: Plan, spec: MeshSpec) -> Moved:
         Plan(1, 2, 2, slices=True, policy="every_block"),
         Plan(1, 2, 2, 2, "interleaved", slices=True, policy="selective"),
         Plan(1, 2, 2, policy="every_block"),
+        # Two heads of keys and values, and so each rank has all of both projections and works with one head.
+        Plan(1, 4, 2, 2, "interleaved"),
+        Plan(1, 4, 2, slices=True),
+        Plan(2, 4, 2, stage=2),
     ],
     ids=str,
 )
@@ -239,12 +243,14 @@ def test_ranks_move_and_hold_what_the_plan_counts_to_the_byte(plan: Plan) -> Non
         assert 0 <= seen.held - state <= 4 * seen.units, f"rank {rank}"
 
 
-@pytest.mark.parametrize(("tensor", "slices"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ("tensor", "key_heads", "slices"), [(1, 4, False), (2, 4, False), (2, 4, True), (4, 2, False), (4, 2, True)]
+)
 def test_a_block_saves_what_the_plan_counts_and_the_statistics_of_its_norms_and_attention(
-    tensor: int, slices: bool
+    tensor: int, key_heads: int, slices: bool
 ) -> None:
     """LayerNorm is one kernel on a CPU, as RMSNorm is on a GPU; of others each part saves tensors of its own."""
-    shape = Architecture(layers=2, hidden=64, intermediate=128, heads=4, kv_heads=4, head_dim=16, vocab=VOCAB)
+    shape = Architecture(layers=2, hidden=64, intermediate=128, heads=4, kv_heads=key_heads, head_dim=16, vocab=VOCAB)
 
     def body(engine: Any, data_rank: int) -> int:
         train(engine, data_rank, range(1))  # what the first forward compares is saved, too
@@ -272,7 +278,7 @@ def test_a_block_saves_what_the_plan_counts_and_the_statistics_of_its_norms_and_
         tensor,
         tensor,
         body,
-        make=lambda: llama(heads=4, key_heads=4, inner=128, bias=False),
+        make=lambda: llama(heads=4, key_heads=key_heads, inner=128, bias=False),
         tensor_parallel={"sequence_parallel": slices},
     )
     assert found == [many * block_bytes_per_token(shape, settings) + FP32_BYTES * statistics] * tensor

@@ -135,25 +135,26 @@ def pad_units(
     """
     padded: list[PaddedUnit] = []
     whole: list[PaddedUnit] = []
-    together = 0
+    together = [0, 0]
     for unit in units:
-        uncut = unit.uncut if tensor_parallel > 1 else 0
-        cut = _padded(replace(unit, numel=unit.numel - uncut), ranks * unit.stages, tensor_parallel, "shard")
-        left = _padded(
-            replace(unit, numel=uncut, frozen=0, frozen_numel=0), ranks * tensor_parallel * unit.stages, 1, "replica"
-        )
-        if uncut == unit.numel and uncut and (unit.has_module or by_block):
-            padded += [left] * unit.count
+        # Gradients of what is repeated are summed up over the ranks first, so that it is no unit with the rest.
+        kinds = (unit.uncut, unit.repeated) if tensor_parallel > 1 else (0, 0)
+        uncut = sum(kinds)
+        sharing = ranks * unit.stages
+        cut = _padded(replace(unit, numel=unit.numel - uncut), sharing, tensor_parallel, "shard")
+        parts = [replace(unit, numel=numel, frozen=0, frozen_numel=0) for numel in kinds]
+        left = [_padded(part, sharing * tensor_parallel, 1, "replica") for part in parts]
+        if kinds[0] == unit.numel and uncut and (unit.has_module or by_block):
+            padded += [left[0]] * unit.count
             continue
         padded += [cut] * unit.count if unit.numel > uncut or not uncut else []
-        if uncut and by_block:
-            whole += [replace(left, has_module=False)] * unit.count
-        elif uncut:
-            together += uncut * unit.count
-    if together:
-        rest = UnitGroup("rest", together, has_module=False)
-        whole.append(_padded(rest, ranks * tensor_parallel, 1, "replica"))
-    return padded + whole
+        for kind, numel in enumerate(kinds):
+            if numel and by_block:
+                whole += [replace(left[kind], has_module=False)] * unit.count
+            elif numel:
+                together[kind] += numel * unit.count
+    rests = [UnitGroup("rest", numel, has_module=False) for numel in together if numel]
+    return [*padded, *whole, *(_padded(rest, ranks * tensor_parallel, 1, "replica") for rest in rests)]
 
 
 def _padded(unit: UnitGroup, ranks: int, parts: int, role: Literal["shard", "replica"]) -> PaddedUnit:

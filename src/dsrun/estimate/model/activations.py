@@ -138,8 +138,8 @@ def block_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
     (Dao et al., FlashAttention, 2022).
     """
     whole = 2 * shape.hidden + 2 * shape.hidden // settings.sequence_parts
-    cut = 2 * shape.attention_width + 2 * shape.kv_width + (4 if shape.gated else 2) * shape.intermediate
-    return (whole + cut // settings.tensor_parallel) * settings.compute_bytes
+    cut = _attention_per_token(shape, settings) + (4 if shape.gated else 2) * _intermediate_per_token(shape, settings)
+    return (whole + cut) * settings.compute_bytes
 
 
 def product_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
@@ -148,8 +148,18 @@ def product_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
     Of those that read the block's width, and attention's, a tensor-parallel rank has its part; of the two that give the
     block's width each rank has a part of the sum, for the whole sequence.
     """
-    cut = 2 * shape.attention_width + 2 * shape.kv_width + (2 if shape.gated else 1) * shape.intermediate
-    return (2 * shape.hidden + cut // settings.tensor_parallel) * settings.compute_bytes
+    cut = _attention_per_token(shape, settings) + (2 if shape.gated else 1) * _intermediate_per_token(shape, settings)
+    return (2 * shape.hidden + cut) * settings.compute_bytes
+
+
+def _attention_per_token(shape: Architecture, settings: RunSettings) -> int:
+    """Returns the values of queries, keys, values and attention's output that the rank with most of a layer has."""
+    return 2 * sum(shape.widths_on_rank(settings.tensor_parallel))
+
+
+def _intermediate_per_token(shape: Architecture, settings: RunSettings) -> int:
+    """Returns the values of one tensor as wide as the MLP that the rank with most of a layer has."""
+    return -(-shape.intermediate // settings.tensor_parallel)
 
 
 def kept_result_bytes_per_token(shape: Architecture, settings: RunSettings, *, keeps_products: bool) -> int:
@@ -170,8 +180,8 @@ def kept_result_bytes_per_token(shape: Architecture, settings: RunSettings, *, k
 
 def working_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
     """Returns what backward itself works with: the gradient of a block's widest state, of one token."""
-    widest = (2 if shape.gated else 1) * shape.intermediate
-    return max(shape.hidden, widest // settings.tensor_parallel) * settings.compute_bytes
+    widest = (2 if shape.gated else 1) * _intermediate_per_token(shape, settings)
+    return max(shape.hidden, widest) * settings.compute_bytes
 
 
 def logit_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:

@@ -81,6 +81,25 @@ class Architecture:
         """
         return self.kv_heads >= ranks or (ranks % self.kv_heads == 0 and self.heads % ranks == 0)
 
+    def widths_on_rank(self, ranks: int) -> tuple[int, int]:
+        """Returns the widths of queries, and of keys, on the rank that has most of a layer.
+
+        Heads are dealt whole, keys with their queries; ranks beyond the heads of keys share these, and each works with
+        one.
+
+        Args:
+            ranks: ranks that share the layer.
+        """
+        if self.kv_heads < ranks:
+            return -(-self.heads // ranks) * self.head_dim, self.head_dim
+        groups = -(-self.kv_heads // ranks)
+        return groups * (self.heads // self.kv_heads) * self.head_dim, groups * self.head_dim
+
+    @property
+    def kv_numel(self) -> int:
+        """Parameters of one block that make keys and values."""
+        return 2 * self.kv_width * (self.hidden + (1 if self.qkv_bias else 0))
+
     @property
     def block_numel(self) -> int:
         """Parameters of one block."""

@@ -69,11 +69,12 @@ def cut_into_stages(model: ModelSize, settings: RunSettings) -> tuple[StageSize,
 
     Blocks are what is shared out: what lies before them goes with the first one, what lies behind them with the last,
     and what belongs to no module with both ends where embedding and head are tied, else with the last. With more chunks
-    than blocks embedding and head are chunks of their own, as the layers of a `PipelineModule` can be.
+    than blocks embedding and head are chunks of their own, as the layers of a `PipelineModule` can be. Of units, what
+    ranks that share layers hold whole for want of heads is told.
 
     Args:
         model: the model.
-        settings: stages, chunks of each and the way of cutting.
+        settings: stages, chunks of each, the way of cutting, and ranks that share a layer.
 
     Raises:
         ConfigError: the model has fewer blocks than chunks, the bounds are those of another model, or its heads cannot
@@ -86,6 +87,7 @@ def cut_into_stages(model: ModelSize, settings: RunSettings) -> tuple[StageSize,
             f"{shape.kv_heads} of keys, which {tensor} ranks cannot share",
             hint=f"use a size that divides {shape.heads}, and is a multiple or a divisor of {shape.kv_heads}",
         )
+    model = _with_repeated_keys(model, settings)
     if settings.stages == 1:
         return (whole_model(model, settings.sequence),)
     how = (settings.schedule, settings.partition, settings.sequence)
@@ -169,12 +171,38 @@ def _layers(model: ModelSize) -> _Layers:
     shape = model.architecture
     units = [unit for unit in model.units if unit.has_module]
     loose = tuple(unit for unit in model.units if not unit.has_module)
-    at = next((n for n, unit in enumerate(units) if shape is not None and unit.count == shape.layers), None)
+    at = None if shape is None else _place_of_blocks(units, shape)
     if at is None:  # a run has told units one by one, or there are no blocks that are alike
         each = tuple(replace(unit, count=1) for unit in units for _ in range(unit.count))
         return _Layers((), each, (), loose)
     blocks = (replace(units[at], count=1),) * units[at].count
     return _Layers(tuple(units[:at]), blocks, tuple(units[at + 1 :]), loose)
+
+
+def _place_of_blocks(units: Sequence[UnitGroup], shape: Architecture) -> int | None:
+    """Returns which units are the blocks: as many as those, and of an only one no embedding, of which all is uncut."""
+    alike = (n for n, unit in enumerate(units) if unit.has_module and unit.count == shape.layers)
+    return next((n for n in alike if not units[n].uncut or units[n].uncut < units[n].numel), None)
+
+
+def _with_repeated_keys(model: ModelSize, settings: RunSettings) -> ModelSize:
+    """Returns the model with what its blocks leave whole where ranks that share a layer are more than heads of keys.
+
+    Each rank has all keys' and values' projections then, and sums up their gradients with the others, as it does those
+    of norms that work on slices of the sequence: these are units together.
+    """
+    shape = model.architecture
+    at = None if shape is None else _place_of_blocks(model.units, shape)
+    if shape is None or at is None or settings.tensor_parallel <= shape.kv_heads:
+        return model
+    blocks = model.units[at]
+    # A model may be told by its size alone, with the layers of another one.
+    numel = round(shape.kv_numel * min(1.0, blocks.numel / shape.block_numel))
+    if settings.sequence_slices:
+        blocks = replace(blocks, uncut=blocks.uncut + numel)
+    else:
+        blocks = replace(blocks, repeated=numel)
+    return replace(model, units=(*model.units[:at], blocks, *model.units[at + 1 :]))
 
 
 def _costs(model: ModelSize, layers: _Layers, settings: RunSettings) -> list[float]:

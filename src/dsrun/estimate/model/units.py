@@ -31,6 +31,8 @@ class UnitGroup:
         kept: whether the units stay in fp32 where the others have 16 bits.
         chunk: position of their chunk among those of a pipeline stage.
         uncut: trained elements of each that tensor parallelism leaves whole: norms, an embedding.
+        repeated: trained elements of each that it leaves whole for ranks that each use a part: projections of keys and
+            values with fewer heads than ranks.
         stages: pipeline stages that have the unit.
     """
 
@@ -43,6 +45,7 @@ class UnitGroup:
     kept: bool = False
     chunk: int = 0
     uncut: int = 0
+    repeated: int = 0
     stages: int = 1
 
 

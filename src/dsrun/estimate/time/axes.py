@@ -215,8 +215,8 @@ def _context_buffers(axis: Literal["ring", "ulysses"], shape: Architecture, sett
         return {}
     per_token = settings.compute_bytes * settings.accumulation_steps * shape.layers
     tokens = settings.tokens_per_micro_step
+    queries, keys = shape.widths_on_rank(settings.tensor_parallel)
     if axis == "ulysses":
-        exchanged = 2 * (shape.attention_width + shape.kv_width) // settings.tensor_parallel
-        return {"all_to_all": 2 * exchanged * tokens * per_token}
-    whole = 2 * shape.kv_width // settings.tensor_parallel * tokens * ranks * per_token
+        return {"all_to_all": 2 * 2 * (queries + keys) * tokens * per_token}
+    whole = 2 * keys * tokens * ranks * per_token
     return {"all_gather": 2 * whole, "reduce_scatter": whole}

@@ -64,6 +64,16 @@ def test_tensor_parallel_ranks_share_a_unit_before_zero_cuts_it() -> None:
     assert (unit.padded, unit.shard) == (2048, 1024)
 
 
+def test_what_is_repeated_is_whole_on_every_rank_and_no_unit_with_norms() -> None:
+    blocks = UnitGroup("w", 8 * 1024, count=2, uncut=256, repeated=1024)
+    numels = [(unit.numel, unit.role, unit.ranks) for unit in pad_units([blocks], 2, tensor_parallel=4)]
+    cut = ((8 * 1024 - 256 - 1024) // 4, "shard", 2)
+    assert numels == [cut, cut, (2 * 256, "replica", 8), (2 * 1024, "replica", 8)]
+    apart = [(unit.numel, unit.role) for unit in pad_units([blocks], 2, tensor_parallel=4, by_block=True)]
+    assert apart == [cut[:2]] * 2 + [(256, "replica")] * 2 + [(1024, "replica")] * 2
+    assert [unit.numel for unit in pad_units([blocks], 2)] == [8 * 1024] * 2, "one rank has all of it in any case"
+
+
 def test_at_stage_3_units_take_turns_in_two_slots() -> None:
     units = pad_units([UnitGroup("w", 1024, count=10), UnitGroup("rest", 512, has_module=False)], 2)
     state = state_bytes(units, replace(BF16, stage=3))

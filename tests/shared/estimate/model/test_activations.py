@@ -139,5 +139,14 @@ def test_tensor_parallel_ranks_share_all_but_the_norms() -> None:
     assert block_bytes_per_token(LLAMA_3_8B, replace(BF16, axis_sizes={"tensor": 2})) == 2 * (whole + shared)
 
 
+def test_ranks_beyond_the_heads_of_keys_work_with_one_each_and_others_with_whole_heads() -> None:
+    """32 heads of queries and 8 of keys: on 16 ranks 2 and 1; on 3 the first two have 3 groups of 4, and of keys 3."""
+    cases = {16: (2 * 128, 128, 896), 3: (12 * 128, 3 * 128, 4779), 8: (4 * 128, 128, 1792)}
+    for ranks, (queries, keys, inner) in cases.items():
+        cut = replace(BF16, axis_sizes={"tensor": ranks})
+        assert block_bytes_per_token(LLAMA_3_8B, cut) == 2 * (4 * 4096 + 2 * queries + 2 * keys + 4 * inner), ranks
+        assert product_bytes_per_token(LLAMA_3_8B, cut) == 2 * (2 * 4096 + 2 * queries + 2 * keys + 2 * inner), ranks
+
+
 def test_ranks_that_share_a_sequence_share_its_tokens() -> None:
     assert replace(BF16, axis_sizes={"ulysses": 4}).tokens_per_micro_step == 256

@@ -97,6 +97,32 @@ def test_every_parameter_is_on_one_stage(stages: int, frozen: int) -> None:
     assert sum(one.cost for one in parts) == pytest.approx(1.0, abs=1e-12)
 
 
+@pytest.mark.parametrize(("ranks", "slices"), [(2, False), (4, False), (4, True)])
+def test_ranks_beyond_the_heads_of_keys_hold_their_projections_whole(ranks: int, slices: bool) -> None:
+    """Two heads of 32: 2 x 64 x (128 + 1) with biases; with slices they are a unit with the norms."""
+    model = from_architecture(replace(SHAPE, kv_heads=2, qkv_bias=True), label="m")
+    keys, norms = 2 * 64 * 129 if ranks > 2 else 0, 2 * 128
+    expected = (norms + keys, 0) if slices else (norms, keys)
+    for stages in (1, 2):
+        shared = settings(stages, axis_sizes={"pipe": stages, "tensor": ranks}, sequence_slices=slices)
+        for stage in cut_into_stages(model, shared):
+            found = {(unit.uncut, unit.repeated) for unit in stage.model.units if "blocks" in unit.name}
+            assert found == {expected}
+            others = [unit for unit in stage.model.units if "blocks" not in unit.name]
+            assert not any(unit.repeated for unit in others)
+    (one,) = cut_into_stages(
+        from_architecture(replace(SHAPE, kv_heads=2, layers=1), label="m"), settings(1, axis_sizes={"tensor": 4})
+    )
+    assert [unit.repeated for unit in one.model.units] == [0, 2 * 64 * 128, 0, 0], "the embedding is no block"
+    half = from_count(model.numel // 2)
+    shape = half.architecture
+    assert shape is not None
+    many = replace(shared, axis_sizes={"tensor": 2 * shape.kv_heads}, sequence_slices=False)
+    (whole,) = cut_into_stages(half, many)
+    (blocks,) = (unit for unit in whole.model.units if unit.name == "blocks")
+    assert blocks.repeated == pytest.approx(shape.kv_numel * min(1, blocks.numel / shape.block_numel), abs=1)
+
+
 def test_a_tied_embedding_is_on_both_ends() -> None:
     first, inner, _, last = cut_into_stages(from_architecture(replace(SHAPE, tied=True), label="m"), settings(4))
     assert first.model.numel == EMBEDDING + 2 * BLOCK

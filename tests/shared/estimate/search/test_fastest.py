@@ -145,6 +145,8 @@ def test_the_order_is_that_of_bytes_where_the_speed_of_computing_is_not_known() 
     assert found is not None
     assert with_network is not None
     assert found.prediction.settings == with_network.prediction.settings
+
+
 @pytest.mark.parametrize(("gb_per_s", "tier"), [(50, "none"), (45, "cpu")])
 def test_what_is_offloaded_has_to_be_a_tenth_faster_than_what_needs_none(gb_per_s: float, tier: str) -> None:
     """In 30 GiB stage 2 fits offloaded, as fast as PCIe is, and stage 3 fits by itself, as fast as it gathers."""

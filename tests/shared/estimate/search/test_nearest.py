@@ -129,6 +129,8 @@ def test_the_nearest_take_a_network_of_unknown_speed_for_a_slow_one() -> None:
     found, expected = (nearest(MODEL, asked, machine, most_ranks=0) for machine in (unknown, slow))
     assert [choice.changes for choice in found] == [choice.changes for choice in expected]
     assert all(not choice.prediction.step.complete for choice in found)
+
+
 @pytest.mark.parametrize("gpu_gib", [30, 40])
 def test_of_as_many_changes_another_format_comes_last(gpu_gib: int) -> None:
     """16 bits take the least time by far, and give other results than fp32."""

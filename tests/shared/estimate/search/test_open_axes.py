@@ -181,6 +181,8 @@ def test_speeds_without_that_of_computing_choose_nothing() -> None:
     found = planned(model, replace(bare, given=Speeds(network=1e9)), document(pipe="auto", tensor="auto"))
     assert found is not None
     assert found.sizes == {"pipe": 1, "tensor": 1}
+
+
 def test_of_equals_fewer_stages_come_before_fewer_ranks_that_share_a_layer() -> None:
     """1B takes a host 90 GiB in whole models, 49 with layers on two ranks, 55 in two stages; no speed is known."""
     on = replace(gpus("A100-80G", 4), gpu=None, gpu_memory_bytes=None, host_memory_bytes=60 << 30, given=Speeds())

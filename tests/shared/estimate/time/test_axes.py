@@ -89,6 +89,13 @@ def test_rings_gather_keys_twice_and_ulysses_exchanges_heads() -> None:
     assert moved(of_axes(ring=2), 4)["context", 2].buffers == {"all_gather": 2 * keys, "reduce_scatter": keys}
     exchanged = 2 * (4 * 128) * (SEQ // 2) * 2 * MICROS * 4
     assert moved(of_axes(ulysses=2), 4)["context", 2].buffers == {"all_to_all": exchanged}
+    # One head of keys for two ranks of a layer: each has it, and half of the queries.
+    model = from_architecture(replace(SHAPE, kv_heads=1), label="m")
+    one = SEQ // 2 * 32 * 2 * MICROS * 4
+    found = moved(of_axes(ring=2, tensor=2), 8, model=model)["context", 2]
+    assert found.buffers == {"all_gather": 2 * 2 * 2 * one, "reduce_scatter": 2 * 2 * one}
+    found = moved(of_axes(ulysses=2, tensor=2), 8, model=model)["context", 2]
+    assert found.buffers == {"all_to_all": 2 * (2 * 2 + 2 * 1) * one}
 
 
 @pytest.mark.parametrize(
