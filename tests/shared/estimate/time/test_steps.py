@@ -191,6 +191,26 @@ def test_over_several_hosts_the_hosts_network_is_the_narrowest() -> None:
     assert seconds["data"] == pytest.approx(prediction.traffic.network_bytes / 100e9)
 
 
+@pytest.mark.parametrize(("peer", "seconds"), [(1e8, 800 / 1e8), (1e6, 800 / 1e6)])
+def test_sets_over_hosts_send_within_their_hosts_too(peer: float, seconds: float) -> None:
+    """Of 16 ranks 2 sets of 8 send 800 bytes a rank: both through a host's network, and each from rank to rank."""
+    on_cpu = Machine(label="c", ranks=16, ranks_per_host=8, given=Speeds(peer=peer, network=2e8))
+    data = AxisTraffic(name="data", axes=("data",), ranks=8, peers_per_host=4, buffers={"send": 800})
+    traffic = replace(step_traffic(from_count(10**6), UNITS, BF16, on_cpu), axes=(data,))
+    (floor,) = (one for one in floors(traffic, BF16, on_cpu) if one.path == "data")
+    assert floor.seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("peers", "factor"), [(8, 4.0), (4, 2 * 1.5)])
+def test_ranks_that_wait_within_a_host_share_its_cores_and_over_hosts_the_schedule(peers: int, factor: float) -> None:
+    """Four ranks a core and a step stretched by half; over hosts two sets take turns on the network."""
+    on_cpu = Machine(label="c", ranks=16, ranks_per_host=8, cores_per_host=2, given=Speeds(peer=1e8, network=1e8))
+    axis = AxisTraffic(name="tensor", axes=("tensor",), ranks=8, peers_per_host=peers, buffers={"send": 800})
+    traffic = replace(step_traffic(from_count(10**6), UNITS, BF16, on_cpu), axes=(axis,))
+    (floor,) = (one for one in floors(traffic, BF16, on_cpu, stretch=1.5) if one.path == "tensor")
+    assert floor.seconds == pytest.approx(factor * 800 / 1e8)
+
+
 def test_a_path_whose_speed_is_not_known_says_which() -> None:
     on_cpu = Machine(label="cpu", ranks=2, ranks_per_host=2)
     data = AxisTraffic(name="data", axes=("data",), ranks=2, peers_per_host=2, buffers={"all_reduce": 1})
