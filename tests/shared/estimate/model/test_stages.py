@@ -114,11 +114,11 @@ def test_ranks_beyond_the_heads_of_keys_hold_their_projections_whole(ranks: int,
         from_architecture(replace(SHAPE, kv_heads=2, layers=1), label="m"), settings(1, axis_sizes={"tensor": 4})
     )
     assert [unit.repeated for unit in one.model.units] == [0, 2 * 64 * 128, 0, 0], "the embedding is no block"
-    half = from_count(model.numel // 2)
-    shape = half.architecture
+    larger = from_count(69 * 10**9)
+    shape = larger.architecture
     assert shape is not None
     many = replace(shared, axis_sizes={"tensor": 2 * shape.kv_heads}, sequence_slices=False)
-    (whole,) = cut_into_stages(half, many)
+    (whole,) = cut_into_stages(larger, many)
     (blocks,) = (unit for unit in whole.model.units if unit.name == "blocks")
     assert blocks.repeated == pytest.approx(shape.kv_numel * min(1, blocks.numel / shape.block_numel), abs=1)
 
