@@ -240,8 +240,9 @@ def _with_open_axes(
     from ..estimate.open_axes import planned_text
 
     def reread(planned: Mapping[str, int]) -> Config | None:
-        # With `--micro` the config's own batch need not come out.
-        ranks = machine.ranks if micro is None and "c" not in sizes else None
+        # With `--micro` the config's own batch need not come out, nor where it has none and one sample is assumed.
+        has_batch = (config.train_batch_size, config.train_micro_batch_size_per_gpu) != (None, None)
+        ranks = machine.ranks if has_batch and micro is None and "c" not in sizes else None
         tree = from_plain(config.raw, config.source)
         return inspect_tree(tree, config.source, world_size=ranks, keep_planned=True, planned=planned).config
 

@@ -53,12 +53,15 @@ def fitted_config(
             return False
         return inspect(_document(config, chosen, settings), world_size=machine.ranks).config is not None
 
-    # With the ranks that have samples of their own and the micro batches of each, the samples are given.
-    samples = settings.micro_batch * axes["d"] * axes["m"] if {"d", "m"} <= axes.keys() else None
+    samples = None
+    if "m" in axes and config.train_batch_size is not None:
+        free = {*free, "batch"}  # samples of a micro batch follow from those of an update
+    elif {"d", "m"} <= axes.keys():
+        samples = settings.micro_batch * axes["d"] * axes["m"]
     choice = fastest(model, settings, machine, free=free, accepts=accepts, samples=samples)
     if choice is None:
         raise _nothing_fits(fastest(model, settings, machine, free=free, samples=samples))
-    return _document(config, choice.prediction.settings, settings), _told(choice, config, settings)
+    return _document(config, choice.prediction.settings, settings), _told(choice, config, settings, axes)
 
 
 def _document(config: Config, chosen: RunSettings, asked: RunSettings) -> dict[str, Any]:
@@ -68,11 +71,11 @@ def _document(config: Config, chosen: RunSettings, asked: RunSettings) -> dict[s
     return document
 
 
-def _told(choice: Choice, config: Config, asked: RunSettings) -> str:
+def _told(choice: Choice, config: Config, asked: RunSettings, axes: Mapping[str, int]) -> str:
     """Returns a line that says whether it fits, its time, and what differs from the config."""
     prediction, chosen = choice.prediction, choice.prediction.settings
     changed = ", ".join(f"`{key}` {format_value(value)}" for key, value in choice.changes) or "nothing to change"
-    if chosen.stages > 1 and chosen.stages != asked.stages:
+    if chosen.stages > 1 and (chosen.stages != asked.stages or "p" in axes):
         changed += "; the script trains with `engine.train_batch`"
     time = f"{floor_text(prediction)}{taken_speeds_text(prediction)}"
     return f"{verdict(prediction)}{_by_script(config, chosen, asked)}{time}; {changed}"

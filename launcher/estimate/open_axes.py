@@ -42,6 +42,7 @@ def with_planned_axes(
     """
     from dsrun.config.axes import open_axes
     from dsrun.config.load import inspect, load
+    from dsrun.estimate.prediction import predict
     from dsrun.estimate.search.open_axes import plan_open_axes
 
     source, ranks = launch.open_config, launch.allocation.world_size
@@ -66,8 +67,13 @@ def with_planned_axes(
         settings_of=partial(settings_of, model=size, ranks=ranks),
     )
     if found is None:
-        load(source, world_size=ranks, planned=dict.fromkeys(keys, 1))  # says what is wrong
-        return launch
+        # Both say what is wrong with the smallest sizes.
+        smallest = load(source, world_size=ranks, planned=dict.fromkeys(keys, 1))
+        predict(size, settings_of(smallest, size, ranks=ranks), machine)
+        raise UsageError(
+            f"{config.source}: no sizes go with {' and '.join(f'`{key}`' for key in keys.values())}",
+            hint="write numbers in place of `auto`",
+        )
     sizes = write_planned_axes(found.sizes)
     return replace(
         launch, env={**launch.env, PLANNED_AXES_ENV: sizes}, notes=(*launch.notes, planned_text(found, keys))

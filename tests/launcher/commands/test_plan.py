@@ -737,3 +737,35 @@ def test_sizes_left_open_are_planned_where_an_option_says_the_samples_of_a_rank(
     told = as_json("350M", "--gpus", "4xA100-80G", "--seq", "512", "--config", str(path), *words)
     (note,) = [one for one in told["assumed"] if one.startswith("`tensor_parallel.autotp_size`")]
     assert f'"auto" is {told["settings"]["tensor_parallel"]} (of 1, 2, 4): the fastest of those that fit' in note
+
+
+def test_sizes_are_planned_for_a_config_that_says_no_batch(tmp_path: Path) -> None:
+    """One sample is assumed, as for numbers in their place; chunks in turn, which that takes not, are left out."""
+    path = tmp_path / "auto.json"
+    chunks = {"stages": "auto", "schedule": "interleaved", "virtual_stages": 2}
+    path.write_text(json.dumps({"bf16": {"enabled": True}, "tensor_parallel": {"autotp_size": "auto"}}))
+    told = as_json("350M", "--gpus", "4xA100-80G", "--seq", "512", "--config", str(path))
+    assert any(note.startswith('`tensor_parallel.autotp_size` "auto" is ') for note in told["assumed"])
+    path.write_text(json.dumps({"bf16": {"enabled": True}, "pipeline": chunks}))
+    told = as_json("350M", "--gpus", "4xA100-80G", "--seq", "512", "--config", str(path))
+    assert any(note.startswith('`pipeline.stages` "auto" is 1 (of 1, 2, 4)') for note in told["assumed"])
+
+
+def test_fit_divides_the_samples_of_an_update_by_given_ranks_and_micro_batches(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"bf16": {"enabled": True}, "train_batch_size": 32}))
+    words = ["350M", "--gpus", "4xA100-80G", "--seq", "512", "--config", str(path), "--fit", "--axes", "d2m4"]
+    fitted = invoke("plan", *words)
+    assert fitted.exit_code == 0, fitted.stderr
+    document = json.loads(fitted.stdout)
+    assert document["train_batch_size"] == 32
+    assert document["train_micro_batch_size_per_gpu"] == 4
+    assert document["gradient_accumulation_steps"] == 4
+
+
+def test_fit_says_how_a_script_trains_stages_that_an_option_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"bf16": {"enabled": True}, "train_batch_size": 32}))
+    words = ["plan", "350M", "--gpus", "4xA100-80G", "--seq", "512", "--config", str(path), "--fit"]
+    assert "the script trains with `engine.train_batch`" in invoke(*words, "--axes", "p4").stderr
+    assert "engine.train_batch" not in invoke(*words, "--axes", "p1").stderr

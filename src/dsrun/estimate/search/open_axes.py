@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dsrun.config.axes import open_axes, sizes_of
 from dsrun.config.config import Config
-from dsrun.errors import InputError
+from dsrun.errors import InputError, LayoutError
 from dsrun.estimate.model.units import ModelSize
 from dsrun.estimate.prediction import Prediction, predict
 from dsrun.estimate.run.machine import Machine
@@ -94,9 +94,9 @@ def _predicted(
         return None
     try:
         settings = settings_of(config)
-    except InputError:
+        return predict(model, settings, machine) if has_blocks(model, settings) else None
+    except (InputError, LayoutError):  # ranks, batch, heads or the schedule do not go with these sizes
         return None
-    return predict(model, settings, machine) if has_blocks(model, settings) else None
 
 
 def _order(prediction: Prediction, sizes: Mapping[str, int]) -> tuple[float, ...]:
