@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dsrun.runtime.kept_results import KeptResults, keeping, kept_result
+from dsrun.runtime.kept_results import KeptResults, keeping, kept_result, kept_without_product
 
 
 class Made:
@@ -48,6 +48,28 @@ def test_what_was_written_to_since_is_made_again() -> None:
     with keeping(results):
         assert kept_result(make)[0].item() == 3
         assert kept_result(make)[0].item() == 2
+
+
+def test_beside_products_that_of_a_result_goes_and_the_result_is_a_copy() -> None:
+    make, results, product = Made(), KeptResults(beside_products=True), torch.ones(4, 2)
+    with keeping(results):
+        made = kept_without_product(product, make)
+    left, shape = product.untyped_storage().nbytes(), tuple(product.shape)
+    assert (left, shape) == (0, (4, 2))
+    made.add_(1)  # it cannot be made again
+    for _ in range(2):
+        results.run_again()
+        with keeping(results):
+            found = kept_without_product(product, make).add_(1).tolist()
+        assert found == [2, 2]  # without the product, whose values no failing test may print
+
+
+def test_where_no_products_are_kept_and_outside_of_a_call_a_product_stays() -> None:
+    for results in (None, KeptResults()):
+        product = torch.ones(4, 2)
+        with keeping(results):
+            assert kept_without_product(product, lambda product=product: product.sum(0)).tolist() == [4, 4]
+        assert product.untyped_storage().nbytes() == 32
 
 
 def test_a_further_run_that_asks_for_more_than_was_kept_has_the_rest_made() -> None:

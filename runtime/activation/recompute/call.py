@@ -144,7 +144,7 @@ class RecomputedCall:
         self.before = None if chain is None or chain.last is None else chain.last()
         self._inputs: list[_Kept | _FromCall] = []
         self.kept_bytes = 0
-        self.results = KeptResults()
+        self.results = KeptResults(beside_products=options.contexts is not None)
         given = list(tensors_in((args, kwargs)))
         self._waits_for = _accelerators_of(given) if options.synchronize or options.observer is not None else None
         self._then = Surroundings(given, options.tracker, preserve_rng=options.preserve_rng)

@@ -229,11 +229,9 @@ class _Row(_LinearCut):
             y = self._own(input, *args, **kwargs)
         else:
             y = (product_of(self) or partial(plain_product, self))(input, has_bias=False)
-        if cut.slices:
-            y = scatter_sums(y, cut.axis)
-        else:
-            # A Linear of a class of its own may have kept what it returns.
-            y = sum_outputs(y, cut.axis, in_place=bias is not None or is_plain(own_class(own)))
+        # A Linear of a class of its own may have kept what it returns.
+        is_own = bias is not None or is_plain(own_class(own))
+        y = scatter_sums(y, cut.axis, is_own=is_own) if cut.slices else sum_outputs(y, cut.axis, in_place=is_own)
         return y if bias is None else y + bias.to(y.dtype)  # under autocast a bias is of another one
 
 

@@ -76,7 +76,7 @@ def test_a_recomputed_block_keeps_its_input_and_its_sums(
 
 
 @pytest.mark.parametrize(("tensor", "slices"), LAYOUTS)
-def test_a_block_that_keeps_products_keeps_slices_of_its_sums_too(
+def test_a_block_that_keeps_products_keeps_slices_of_its_sums_in_place_of_whole_ones(
     tensor: int, slices: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_of(tensor, slices=slices, policy="selective")
@@ -86,3 +86,20 @@ def test_a_block_that_keeps_products_keeps_slices_of_its_sums_too(
     statistics = TOKENS * FP32_BYTES * SHAPE.heads // tensor
     _, held = kept_of_a_block(monkeypatch, tensor, slices=slices, policy="selective")
     assert held == expected + statistics
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_block_that_has_let_go_of_its_partial_sums_trains_as_one_that_keeps_all(bias: bool) -> None:
+    def trained(policy: str) -> Any:
+        return on_threads(
+            2,
+            2,
+            lambda engine, data_rank: train(engine, data_rank, range(2)),
+            make=lambda: llama(heads=4, key_heads=2, inner=128, bias=bias),
+            tensor_parallel={"sequence_parallel": True},
+            activation_checkpointing={"policy": policy},
+        )[0]
+
+    kept, made_again = trained("none"), trained("selective")
+    assert (made_again.losses, made_again.norms) == (kept.losses, kept.norms)
+    assert all(made_again.weights[name].equal(weight) for name, weight in kept.weights.items())

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from dsrun.errors import ModelError
 
-from ....kept_results import kept_result
+from ....kept_results import kept_result, kept_without_product
 from ....mesh.collectives import Collectives
 from ...hidden_states import hidden_of, value_at, with_value
 
@@ -56,14 +56,19 @@ class _Joined(torch.autograd.Function):
 
 class _Scattered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Collectives) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axis: Collectives, is_own: bool) -> Tensor:
         ctx.axis = axis
-        return kept_result(lambda: _sum_of_own(x, axis, label="outputs of a cut layer"))
+
+        def summed() -> Tensor:
+            return _sum_of_own(x, axis, label="outputs of a cut layer")
+
+        # A whole sequence of partial sums is not needed again once the slice of their sum is kept.
+        return kept_without_product(x, summed) if is_own else kept_result(summed)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _all(grad, ctx.axis, label="gradient of a cut layer's outputs"), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _all(grad, ctx.axis, label="gradient of a cut layer's outputs"), None, None
 
 
 def split_sequence(x_BSD: Tensor, axis: Collectives) -> Tensor:
@@ -98,9 +103,15 @@ def gather_for_columns(x_BSD: Tensor, axis: Collectives) -> Tensor:
     return made
 
 
-def scatter_sums(x_BSD: Tensor, axis: Collectives) -> Tensor:
-    """Returns this rank's slice of the sum of all ranks' outputs; one reduce-scatter, and an all-gather in backward."""
-    made: Any = _Scattered.apply(x_BSD, axis)
+def scatter_sums(x_BSD: Tensor, axis: Collectives, *, is_own: bool = False) -> Tensor:
+    """Returns this rank's slice of the sum of all ranks' outputs; one reduce-scatter, and an all-gather in backward.
+
+    Args:
+        x_BSD: this rank's outputs of the whole sequence.
+        axis: ranks of the tensor axis.
+        is_own: whether nobody else has the memory of the outputs, so that a recomputed call need not keep it.
+    """
+    made: Any = _Scattered.apply(x_BSD, axis, is_own)
     return made
 
 

@@ -119,7 +119,7 @@ def _live_bytes(stack: RecomputationPlan, shape: Architecture, settings: RunSett
     live = stack.longest * block if stack.at_once else (stack.longest - 1) * one_input + block
     if stack.products:
         # Products are among what a block saves, but for the two that are added to its width.
-        added = 2 * shape.hidden * settings.compute_bytes
+        added = _sums_per_token(shape, settings) * settings.compute_bytes
         live -= (product_bytes_per_token(shape, settings) - added) * tokens
     if settings.packed_activations:
         return live + one_input  # what is unpacked is a tensor of its own, and so is what it is rounded from
@@ -146,10 +146,16 @@ def product_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
     """Returns the results of one block's matrix products and attention, of one token.
 
     Of those that read the block's width, and attention's, a tensor-parallel rank has its part; of the two that give the
-    block's width each rank has a part of the sum, for the whole sequence.
+    block's width each rank has a part of the sum, for the whole sequence. With slices of the sequence it keeps none of
+    these, but its slices of the sums.
     """
     cut = _attention_per_token(shape, settings) + (2 if shape.gated else 1) * _intermediate_per_token(shape, settings)
-    return (2 * shape.hidden + cut) * settings.compute_bytes
+    return (_sums_per_token(shape, settings) + cut) * settings.compute_bytes
+
+
+def _sums_per_token(shape: Architecture, settings: RunSettings) -> int:
+    """Returns the values of the products that give the block's width, as far as these are kept."""
+    return 2 * shape.hidden if settings.sequence_parts == 1 else 0
 
 
 def _attention_per_token(shape: Architecture, settings: RunSettings) -> int:

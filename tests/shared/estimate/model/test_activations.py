@@ -11,6 +11,7 @@ from dsrun.estimate.model.activations import (
     activation_bytes,
     block_bytes_per_token,
     forwards_again,
+    kept_result_bytes_per_token,
     logit_bytes_per_token,
     product_bytes_per_token,
     working_bytes_per_token,
@@ -146,6 +147,16 @@ def test_ranks_beyond_the_heads_of_keys_work_with_one_each_and_others_with_whole
         cut = replace(BF16, axis_sizes={"tensor": ranks})
         assert block_bytes_per_token(LLAMA_3_8B, cut) == 2 * (4 * 4096 + 2 * queries + 2 * keys + 4 * inner), ranks
         assert product_bytes_per_token(LLAMA_3_8B, cut) == 2 * (2 * 4096 + 2 * queries + 2 * keys + 2 * inner), ranks
+
+
+def test_with_slices_of_the_sequence_no_product_of_a_row_is_kept_but_its_slice() -> None:
+    sliced = replace(BF16, axis_sizes={"tensor": 2}, sequence_slices=True)
+    assert product_bytes_per_token(LLAMA_3_8B, sliced) == 2 * (4096 + 1024 + 14336)
+    assert kept_result_bytes_per_token(LLAMA_3_8B, sliced, keeps_products=True) == 2 * 4096
+    kept = activation_bytes(LLAMA_3_8B, replace(sliced, recompute="blocks", policy="selective"))
+    whole = block_bytes_per_token(LLAMA_3_8B, sliced) - product_bytes_per_token(LLAMA_3_8B, sliced)
+    # Inputs, products and slices of sums of 32 blocks; of the one in backward, what it saves beside products and input.
+    assert kept.layers == 1024 * (32 * (2 * 2048 + 2 * 19456 + 2 * 4096) + whole - 2 * 2048)
 
 
 def test_ranks_that_share_a_sequence_share_its_tokens() -> None:
