@@ -27,7 +27,7 @@ def settings_of(
         ranks: ranks of the job.
         sequence: tokens of a sample; None: as many as the model takes, up to the default.
         micro_batch: samples of a forward; None: the config's.
-        recompute: what is computed again in backward; None: what the config says.
+        recompute: choice of what is computed again in backward; None: the config's.
 
     Raises:
         ConfigError: the ranks do not divide, or the batch sizes contradict each other.

@@ -149,6 +149,7 @@ def section(found: Sequence[Found], about: str) -> str:
     lines = [
         _HEADING,
         about,
+        "Speeds of products, updates and messages were probed for each layout by itself, while all ranks did the same.",
         "",
         "| layout | micro batches x samples | predicted s | of it | measured, median s | least to most | x predicted |",
         f"|{'---|' * 7}",

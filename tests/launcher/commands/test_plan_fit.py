@@ -41,7 +41,7 @@ def plan_fitted(words: str, *, ranks: int, config: Path | None = None) -> tuple[
     given = () if config is None else ("--config", str(config))
     result = invoke("plan", *words.split(), *given, "--fit")
     assert result.exit_code == 0, result.stderr
-    said = re.match(r"dsrun: fits, a step of at least ([^;]+); ", result.stderr)
+    said = re.match(r"dsrun: fits, a step of at least ([0-9.]+ ?[a-z]+)[^;]*; ", result.stderr)
     assert said is not None
     path = Path("fitted.json")
     path.write_text(result.stdout)
