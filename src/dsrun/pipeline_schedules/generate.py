@@ -41,15 +41,26 @@ def make_schedule(name: str, *, ranks: int, micros: int, virtual: int | None = N
     Sources: GPipe (Huang et al., 2019); 1F1B and interleaved (Narayanan et al., 2021, arXiv 2104.04473); breadth first
     (Lamy-Poirier, 2022, arXiv 2211.05953); ZB-H1 and ZB-V (Qi et al., 2023, arXiv 2401.10241, and 2024, 2405.15362).
     """
-    virtual = _checked(name, ranks, micros, (2 if name == "zbv" else 1) if virtual is None else virtual)
+    virtual = (2 if name == "zbv" else 1) if virtual is None else virtual
+    check_numbers(name, ranks, micros, virtual)
     chunks = ranks * virtual
     rank_of = tuple(_zbv_rank(chunk, ranks) if name == "zbv" else chunk % ranks for chunk in range(chunks))
     rows = tuple(tuple(_row(name, rank, ranks, micros, virtual)) for rank in range(ranks))
     return Schedule(name, micros, rank_of, rows)
 
 
-def _checked(name: str, ranks: int, micros: int, virtual: int) -> int:
-    """Returns the chunks of a rank; see `make_schedule`."""
+def check_numbers(name: str, ranks: int, micros: int, virtual: int) -> None:
+    """Refuses numbers of which there is no schedule.
+
+    Args:
+        name: one of `NAMES`.
+        ranks: ranks of the pipeline.
+        micros: micro batches of a global batch.
+        virtual: chunks of a rank.
+
+    Raises:
+        ConfigError: the name is unknown, or the schedule does not take these numbers.
+    """
     if name not in NAMES:
         raise ConfigError(
             f"`pipeline.schedule` is {name!r}; expected one of {', '.join(NAMES)}",
@@ -73,7 +84,6 @@ def _checked(name: str, ranks: int, micros: int, virtual: int) -> int:
             "stages",
             hint=f"give {-(-micros // ranks) * ranks}, or take the schedule breadth_first",
         )
-    return virtual
 
 
 def _row(name: str, rank: int, ranks: int, micros: int, virtual: int) -> Iterator[Action]:

@@ -8,7 +8,7 @@ gathers, drops and reductions take no time of a rank: they go on beside its comp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,6 +33,20 @@ class Costs:
     input_grads: Sequence[float]
     weight_grads: Sequence[float]
     link: float = 0.0
+
+    def check(self, chunks: int) -> None:
+        """Refuses costs of another number of chunks.
+
+        Args:
+            chunks: number of chunks.
+
+        Raises:
+            LayoutError: the costs are of another number.
+        """
+        for name in ("forward", "input_grads", "weight_grads"):
+            found = len(getattr(self, name))
+            if found != chunks:
+                raise LayoutError(f"costs: {name} has {found} chunks; expected {chunks}")
 
 
 def equal_costs(
@@ -113,27 +127,80 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
     Raises:
         LayoutError: the costs are of another number of chunks, or ranks wait for each other.
     """
-    for name in ("forward", "input_grads", "weight_grads"):
-        if len(getattr(costs, name)) != schedule.chunks:
-            raise LayoutError(f"costs: {name} has {len(getattr(costs, name))} chunks; expected {schedule.chunks}")
-    run = _Run(schedule, costs)
-    ready = list(range(schedule.ranks))
+    costs.check(schedule.chunks)
+    piece = simulate_piece(schedule, costs, Moment.first(schedule))
+    return Timeline(schedule, tuple(map(tuple, piece.starts)), tuple(map(tuple, piece.ends)))
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """All that the times of what is yet to do depend on.
+
+    Attributes:
+        free: time at which each rank has ended what it has done.
+        inputs: time at which each chunk is given inputs that it has not used, by `chunk * micros + micro`.
+        grads: time at which each chunk is given the gradients of its outputs, likewise.
+    """
+
+    free: tuple[float, ...]
+    inputs: Mapping[int, float]
+    grads: Mapping[int, float]
+
+    @classmethod
+    def first(cls, schedule: Schedule) -> Moment:
+        """Returns the begin of a global batch."""
+        return cls((0,) * schedule.ranks, {}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a schedule in time.
+
+    Attributes:
+        starts: begin of each action of each rank.
+        ends: end of each action of each rank.
+        leads: time at which each rank is free for each computation that needs another chunk's result, less the time at
+            which the result is there: above 0 the result waits, below 0 the rank does.
+        end: moment behind the piece.
+    """
+
+    starts: Sequence[Sequence[float]]
+    ends: Sequence[Sequence[float]]
+    leads: Sequence[Sequence[float]]
+    end: Moment
+
+
+def simulate_piece(piece: Schedule, costs: Costs, begin: Moment) -> Piece:
+    """Returns when each action of a piece of a schedule begins and ends.
+
+    Args:
+        piece: neighbouring actions of each rank; those of the schedule that need each other stand in one piece, or in
+            the order of the pieces.
+        costs: costs of each chunk of the schedule.
+        begin: moment behind the piece before.
+
+    Raises:
+        LayoutError: ranks wait for each other, or for what is in no piece so far.
+    """
+    run = _Run(piece, costs, begin)
+    ready = list(range(piece.ranks))
     while ready:
         ready += run.go_on(ready.pop())
-    stuck = [rank for rank, row in enumerate(schedule.actions) if len(run.ends[rank]) < len(row)]
+    stuck = [rank for rank, row in enumerate(piece.actions) if len(run.ends[rank]) < len(row)]
     if stuck:
         raise LayoutError(
-            f"schedule {schedule.name}: ranks {stuck} wait for ever", hint="`problems_of` of validate.py says for what"
+            f"schedule {piece.name}: ranks {stuck} wait for ever", hint="`problems_of` of validate.py says for what"
         )
-    return Timeline(schedule, tuple(map(tuple, run.starts)), tuple(map(tuple, run.ends)))
+    return Piece(run.starts, run.ends, run.leads, run.moment)
 
 
 class _Run:
     """How far each rank has come, and when what it made is where it is needed."""
 
-    def __init__(self, schedule: Schedule, costs: Costs) -> None:
+    def __init__(self, schedule: Schedule, costs: Costs, begin: Moment) -> None:
         self.starts: list[list[float]] = [[] for _ in schedule.actions]
         self.ends: list[list[float]] = [[] for _ in schedule.actions]
+        self.leads: list[list[float]] = [[] for _ in schedule.actions]
         self._schedule = schedule
         whole = [sum(parts) for parts in zip(costs.input_grads, costs.weight_grads, strict=True)]
         self._costs = {
@@ -144,19 +211,24 @@ class _Run:
         }
         # Time from a chunk to the one behind it.
         self._delays = [
-            0.0 if rank == schedule.rank_of[(chunk + 1) % schedule.chunks] else costs.link
+            0 if rank == schedule.rank_of[(chunk + 1) % schedule.chunks] else costs.link
             for chunk, rank in enumerate(schedule.rank_of)
         ]
         # When each chunk is given its inputs, and the gradients of its outputs, by chunk and micro batch.
-        self._given: tuple[dict[int, float], dict[int, float]] = ({}, {})
+        self._given = (dict(begin.inputs), dict(begin.grads))
         self._waiting: dict[tuple[int, int], int] = {}
-        self._now = [0.0] * schedule.ranks
+        self._now = list(begin.free)
+
+    @property
+    def moment(self) -> Moment:
+        """How things stand."""
+        return Moment(tuple(self._now), *self._given)
 
     def go_on(self, rank: int) -> list[int]:
         """Does the actions of a rank until it must wait; returns the ranks that no longer have to."""
         schedule, given, delays = self._schedule, self._given, self._delays
         micros, last = schedule.micros, schedule.chunks - 1
-        row, starts, ends = schedule.actions[rank], self.starts[rank], self.ends[rank]
+        row, starts, ends, leads = schedule.actions[rank], self.starts[rank], self.ends[rank], self.leads[rank]
         now, woken = self._now[rank], list[int]()
         for at in range(len(ends), len(row)):
             action = row[at]
@@ -169,10 +241,11 @@ class _Run:
             # Which of `given` it needs and makes, if there is a chunk on that side.
             side = 0 if kind is Kind.FORWARD else 1
             if kind is not Kind.WEIGHT_GRADS and chunk != (0, last)[side]:
-                when = given[side].get(key)
+                when = given[side].pop(key, None)
                 if when is None:
                     self._waiting[side, key] = rank
                     break
+                leads.append(now - when)
                 now = max(now, when)
             starts.append(now)
             now += self._costs[kind][chunk]

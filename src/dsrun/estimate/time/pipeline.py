@@ -17,7 +17,8 @@ from dsrun.pipeline_schedules.actions import Schedule
 from dsrun.pipeline_schedules.formulas import bubble_ratio, half_interleaved_efficiency
 from dsrun.pipeline_schedules.generate import ScheduleName, make_schedule
 from dsrun.pipeline_schedules.live import most_live
-from dsrun.pipeline_schedules.simulate import Costs, simulate
+from dsrun.pipeline_schedules.long_batches import step_seconds
+from dsrun.pipeline_schedules.simulate import Costs
 
 #: Backward of a block, in forwards: gradients of the inputs, gradients of the weights.
 _INPUTS, _WEIGHTS = 1.0, 1.0
@@ -172,18 +173,20 @@ def _seconds(
         input_grads=[cost * _INPUTS + more for cost, more in zip(costs, again, strict=True)],
         weight_grads=[cost * _WEIGHTS for cost in costs],
     )
-    return simulate(_made(name, ranks, micros, virtual), priced).seconds
+    return step_seconds(name, priced, ranks=ranks, micros=micros, virtual=virtual)
 
 
 def _rows(stages: Sequence[StageSize], settings: RunSettings) -> tuple[StageEstimate, ...]:
     count, virtual = len(stages), settings.chunks_per_rank
     micros = settings.accumulation_steps
-    # Beyond a few rounds nothing changes; whole rounds, for the schedules that take no others.
-    enough = min(micros, 4 * count) if settings.schedule in _BOUNDED else micros
+    # Beyond a few rounds nothing changes, or each micro batch is held; whole rounds, for schedules that take no others.
+    enough = min(micros, 4 * count)
     sent = _messages(_made(settings.schedule, count, enough, virtual).rank_of)
     rows: list[StageEstimate] = []
     for rank, stage in enumerate(stages):
         live = _live(settings.schedule, count, enough, virtual, rank, stage.blocks)
+        if settings.schedule not in _BOUNDED:
+            live = live * micros / enough
         rows.append(
             StageEstimate(
                 blocks=stage.blocks,

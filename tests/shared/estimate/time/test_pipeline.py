@@ -214,3 +214,19 @@ def test_a_config_is_read_with_its_pipeline() -> None:
     assert settings.ranks_of("batch", 8) == settings.ranks_of("shard", 8) == 4
     schedule = schedule_of(settings)
     assert (schedule.ranks, schedule.chunks, schedule.micros) == (2, 4, 8)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "breadth_first", "1f1b", "interleaved", "zero_bubble", "zbv"])
+def test_ten_million_micro_batches_are_planned_as_a_few(name: str) -> None:
+    """In seconds: a schedule of as many actions would not end in a test's time."""
+    virtual = 2 if name in ("interleaved", "breadth_first", "zbv") else 1
+    micros = 10_000_000
+    found = estimate(schedule=name, chunks_per_rank=virtual, accumulation_steps=micros)
+    few = estimate(schedule=name, chunks_per_rank=virtual, accumulation_steps=40)
+    assert found.bubble_formula is not None
+    # Of blocks that are all alike the last stage's has the head too, whose one column costs next to nothing.
+    assert found.imbalance == pytest.approx(few.imbalance, rel=1e-9)
+    assert 0 <= found.stretch - 1 <= 8 / micros
+    holds_all = name in ("gpipe", "breadth_first")
+    assert [stage.live for stage in found.stages] == [micros if holds_all else stage.live for stage in few.stages]
+    assert found.sent_bytes == few.sent_bytes * micros // 40
