@@ -320,7 +320,7 @@ def _fastest_stage(size: ModelSize, settings: RunSettings, machine: Machine) -> 
 def _draw(settings: RunSettings, path: str) -> int:
     """Writes a picture of the pipeline's schedule to a file, or as text to stdout."""
     from dsrun.estimate.time.pipeline import schedule_of
-    from dsrun.pipeline_schedules.picture import svg_of, text_of
+    from dsrun.pipeline_schedules.picture import most_micros, svg_of, text_of
 
     if settings.stages == 1:
         raise UsageError(
@@ -329,6 +329,13 @@ def _draw(settings: RunSettings, path: str) -> int:
         )
     if path != "-" and not path.endswith(".svg"):
         raise UsageError(f"`--schedule` is `{path}`; expected a name that ends in .svg, or `-`")
+    most = most_micros(settings.schedule, ranks=settings.stages, virtual=settings.chunks_per_rank)
+    if settings.accumulation_steps > most:
+        raise UsageError(
+            f"`--schedule {path}` draws at most {most} micro batches of {settings.schedule} on {settings.stages} "
+            f"stages; an update has {settings.accumulation_steps}",
+            hint=f"draw fewer, for they repeat: `--axes m{min(most, 4 * settings.stages)}`, beside the sizes you give",
+        )
     schedule = schedule_of(settings)
     if path == "-":
         click.echo(text_of(schedule), nl=False)

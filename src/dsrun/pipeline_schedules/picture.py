@@ -10,6 +10,7 @@ from html import escape
 from textwrap import fill
 
 from .actions import COMPUTES, Action, Kind, Schedule
+from .generate import ScheduleName, make_schedule
 from .simulate import Timeline, equal_costs, simulate
 
 #: Fill and ink of each kind, from light to dark.
@@ -30,6 +31,22 @@ _LEFT, _TOP, _ROW, _GAP = 64, 34, 30, 6
 _WIDTH, _UNIT = 1600, 28
 #: Columns of a terminal.
 _COLUMNS = 120
+#: Most computations of a picture: an SVG takes about 180 bytes for each, so it stays below 2 MB.
+MOST_BOXES = 10_000
+
+
+def most_micros(name: ScheduleName, *, ranks: int, virtual: int) -> int:
+    """Returns the most micro batches of which a picture has no more than `MOST_BOXES`; at least as many as ranks.
+
+    With fewer than ranks no picture shows what a schedule is for. Whole rounds, for the schedules that take no others.
+
+    Args:
+        name: name of the schedule.
+        ranks: ranks of the pipeline.
+        virtual: chunks of a rank.
+    """
+    one_each = make_schedule(name, ranks=ranks, micros=ranks, virtual=virtual)
+    return max(1, MOST_BOXES // sum(map(len, one_each.actions))) * ranks
 
 
 def svg_of(drawn: Timeline | Schedule) -> str:

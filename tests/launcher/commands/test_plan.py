@@ -318,6 +318,25 @@ def test_the_schedule_is_drawn_into_a_file_or_as_text(tmp_path: Path) -> None:
     assert len(text.stdout.splitlines()) >= 4
 
 
+def test_a_schedule_of_too_many_micro_batches_to_read_is_refused_with_a_number_that_can_be_drawn(
+    tmp_path: Path,
+) -> None:
+    picture = tmp_path / "schedule.svg"
+    words = ["plan", "7B", "--gpus", "8xA100-80G", "--seq", "128", "--config", pipelined(tmp_path)]
+    for path in (str(picture), "-"):
+        long = invoke(*words, "--axes", "m9999999", "--schedule", path)
+        assert (long.exit_code, long.stdout) == (2, "")
+        assert long.stderr.splitlines() == [
+            f"error: `--schedule {path}` draws at most 1248 micro batches of 1f1b on 4 stages; an update has 9999999",
+            "hint: draw fewer, for they repeat: `--axes m16`, beside the sizes you give",
+        ]
+    assert not picture.exists()
+    assert invoke(*words, "--axes", "m1249", "--schedule", str(picture)).exit_code == 2
+    for sizes in ("m16", "m1248"):
+        assert invoke(*words, "--axes", sizes, "--schedule", str(picture)).exit_code == 0
+    assert picture.stat().st_size < 2_000_000
+
+
 def test_a_schedule_is_drawn_of_a_pipeline_alone_and_by_itself(tmp_path: Path) -> None:
     words = ["plan", "7B", "--gpus", "8xA100-80G", "--seq", "128"]
     one = invoke(*words, "--schedule", "-")

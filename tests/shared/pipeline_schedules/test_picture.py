@@ -8,8 +8,8 @@ import pytest
 
 from dsrun.pipeline_schedules.actions import COMPUTES
 from dsrun.pipeline_schedules.communication import with_communication
-from dsrun.pipeline_schedules.generate import NAMES, make_schedule
-from dsrun.pipeline_schedules.picture import svg_of, text_of
+from dsrun.pipeline_schedules.generate import NAMES, ScheduleName, make_schedule
+from dsrun.pipeline_schedules.picture import MOST_BOXES, most_micros, svg_of, text_of
 from dsrun.pipeline_schedules.simulate import equal_costs, simulate
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -43,6 +43,21 @@ def test_pictures_stay_narrow_and_refer_to_nothing_outside() -> None:
     assert float(root.attrib["width"]) <= 1601
     assert svg.count("http") == 1, "the name space alone"
     assert "ranks wait" in svg
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("ranks", [2, 5, 8])
+def test_the_largest_picture_stays_below_two_megabytes(name: ScheduleName, ranks: int) -> None:
+    virtual = 2 if name in ("interleaved", "breadth_first", "zbv") else 1
+    micros = most_micros(name, ranks=ranks, virtual=virtual)
+    made = make_schedule(name, ranks=ranks, micros=micros, virtual=virtual)
+    more = make_schedule(name, ranks=ranks, micros=micros + ranks, virtual=virtual)
+    assert sum(map(len, made.actions)) <= MOST_BOXES < sum(map(len, more.actions))
+    assert len(svg_of(made)) < 2_000_000
+
+
+def test_a_pipeline_of_any_size_can_be_drawn_with_as_many_micro_batches_as_ranks() -> None:
+    assert most_micros("interleaved", ranks=64, virtual=8) == 64
 
 
 def test_text_shows_waiting_as_blanks() -> None:
