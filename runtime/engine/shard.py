@@ -28,9 +28,7 @@ from ..optim.groups import GroupAssignment
 from ..precision.fp32_modules import Fp32Modules, find_fp32_modules
 from ..precision.policy import DTYPES, PrecisionPolicy
 from ..zero.creation.frozen import join_frozen, place_frozen
-from ..zero.creation.meta import has_meta, materialise
 from ..zero.creation.placement import Placement
-from ..zero.creation.unbuilt import UnbuiltParameters
 from ..zero.creation.units import build_store, build_units
 from ..zero.grads.reducer import GradReducer
 from ..zero.params.slots import turns_of
@@ -43,6 +41,7 @@ from .compose.describe import hidden_size
 from .compose.request import Request
 from .host.disk import file_of_parameters
 from .host.tiers import Tiers
+from .model.first_values import draw_meta
 from .model.sharded import ShardedModel, sums_of
 from .model.stages import CutModel
 from .model.trained_units import trained_units
@@ -75,7 +74,7 @@ def shard_model(
 ) -> ShardedModel:
     """Takes a model's parameters over: to this rank's device, with rank 0's values, into flat buffers.
 
-    Enters the collectives of `materialise`, `build_units`, `join_frozen` and `place_frozen`.
+    Enters the collectives of `draw_meta`, `build_units`, `join_frozen` and `place_frozen`.
 
     Args:
         request: the model, the same on every rank, and the optimizer groups of its parameters.
@@ -97,9 +96,7 @@ def shard_model(
     leaves = settings.zero_optimization.leaf_module
     mark_leaves(model, classes=leaves.classes, names=leaves.names, name_suffixes=leaves.name_suffixes, say=say)
     slices = _slices_of_parameters(settings, plan, mesh, tiers, say=say)
-    if has_meta(model):
-        nursery = UnbuiltParameters(replicas, device=mesh.device, on_host=slices is not None)
-        materialise(model, nursery, cuts=cuts, seed_by_name=settings.pipeline.stages != "auto")
+    draw_meta(model, settings, mesh, on_host=slices is not None, cuts=cuts)
     left_out = mark_left_out(model, assignment.group_of)  # by now, for those on the meta device have been made anew
     if left_out:
         _tell_left_out(left_out, say)

@@ -20,6 +20,7 @@ from ...mesh.agree.same import check_agreement
 from ...mesh.join.groups import ProcessGroupMesh
 from ...optim.groups import GroupAssignment
 from ...zero.partition_parameters import home_of
+from ..model.first_values import is_cut_from_whole
 
 
 def check_same_everywhere(
@@ -31,9 +32,9 @@ def check_same_everywhere(
     *,
     updates: bool,
 ) -> None:
-    """Refuses a config or dataset that is not the same on every rank, or a model not so on those of its stage.
+    """Refuses a config, dataset or model that is not the same on every rank; a stage's model is that of its ranks.
 
-    Enters the collectives of the agreement, over all ranks, and where there are pipeline stages over each one's ranks.
+    Enters the collectives of the agreement, over all ranks, and where ranks have built stages over each one's ranks.
 
     Args:
         model: the script's model, or this rank's stage of it, before anything of it is taken over.
@@ -64,7 +65,7 @@ def check_same_everywhere(
         "the config": settings.raw,
     }
     spec = mesh.spec
-    if spec.stages == 1:
+    if spec.stages == 1 or is_cut_from_whole(model, settings):
         check_agreement({**of_stage, **of_all}, mesh.world, device=mesh.device)
         return
     check_agreement(of_all, mesh.world, device=mesh.device)

@@ -17,7 +17,6 @@ from dsrun.errors import ModelError
 
 from ...layout.cuts import NO_CUTS, Cuts
 from ...mesh.join.groups import ProcessGroupMesh
-from ...parallel.pipeline.module import PipelineModule
 from ...parallel.tensor.comparison.first_forward import compare_in_first_forward
 from ...parallel.tensor.comparison.regions import kinds_of_regions
 from ...parallel.tensor.cut import AXIS, cut_layers, of_first_rank
@@ -28,9 +27,8 @@ from ...parallel.tensor.survey import Survey
 from ...parallel.tensor.vocabulary.hugging_face_loss import cut_loss_of, loss_obstacle
 from ...parallel.tensor.vocabulary.part import VocabularyPart, note_vocabulary
 from ...stacks import block_prefixes
-from ...zero.creation.meta import has_meta, materialise
-from ...zero.creation.unbuilt import UnbuiltParameters
 from ...zero.creation.values import whole_values
+from .first_values import draw_meta, is_cut_from_whole
 
 #: Name of the attribute in which a whole model keeps how it will be cut, until its stages are.
 _PLANNED = "_dsrun_tensor_plan"
@@ -55,8 +53,7 @@ def plan_parts(model: nn.Module, settings: Config, mesh: ProcessGroupMesh) -> No
         ModelError: there is no plan for the model, or a module cannot be cut as it says, by name.
     """
     model.__dict__.pop(_PLANNED, None)  # of a call that failed
-    is_whole = settings.pipeline.stages != "auto" and not isinstance(model, PipelineModule)
-    if mesh.spec.size((AXIS,)) == 1 or not is_whole:
+    if mesh.spec.size((AXIS,)) == 1 or not is_cut_from_whole(model, settings):
         return
     section = settings.tensor_parallel
     planned = _find(model, section, mesh.tensor.size)
@@ -86,10 +83,7 @@ def cut_over_tensor(model: nn.Module, settings: Config, mesh: ProcessGroupMesh, 
         return NO_CUTS
     planned: _Planned | None = model.__dict__.pop(_PLANNED, None)
     plan, heads, loss_head = _find(model, section, axis.size) if planned is None else _of_stage(model, planned)
-    if has_meta(model):
-        on_host = settings.zero_optimization.offload_param.device != "none"
-        nursery = UnbuiltParameters(mesh.replicas(), device=mesh.device, on_host=on_host)
-        materialise(model, nursery, seed_by_name=settings.pipeline.stages != "auto")
+    draw_meta(model, settings, mesh, on_host=settings.zero_optimization.offload_param.device != "none")
     kinds = kinds_of_regions(model, plan, apart=list(filter(None, [loss_head]))) if section.check else []
     cuts = cut_layers(
         model,

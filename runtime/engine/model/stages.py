@@ -24,6 +24,7 @@ from ...parallel.pipeline.module import PipelineModule
 from ...parallel.pipeline.pieces import piece_names
 from ...parallel.pipeline.stages import Partition, Stages, TiedParameter
 from ...zero.units.unit import ParamUnit
+from .first_values import share_over_stages
 from .parts import plan_parts
 from .ties import LocalTies, check_uses, cuts_of
 
@@ -131,9 +132,10 @@ def stages_of_script(model: nn.Module) -> int | None:
 def cut_into_stages(
     model: nn.Module, assignment: GroupAssignment, settings: Config, mesh: ProcessGroupMesh
 ) -> tuple[Stages, Partition | None, GroupAssignment]:
-    """Cuts the script's model into chunks, of which this rank keeps its own; enters no collective.
+    """Cuts the script's model into chunks, of which this rank keeps its own, with rank 0's values.
 
-    Uses of a parameter in several chunks are parameters of their own until `tie_uses`.
+    Uses of a parameter in several chunks are parameters of their own until `tie_uses`. Enters the broadcasts of
+    `share_over_stages`; a list of layers is built of seeds that all ranks have alike.
 
     Args:
         model: model of the script.
@@ -157,6 +159,7 @@ def cut_into_stages(
     elif section.stages == "auto":
         return WholeModel(model), None, assignment
     else:
+        share_over_stages(model, mesh)
         stages = cut = cut_model(
             model,
             rank=pipe.rank,

@@ -34,6 +34,7 @@ from ...precision.policy import DTYPES
 from ...zero.hooks.modules import UnitHooks
 from ...zero.units.unit import ParamUnit
 from ..memory_queries import MemoryQueries
+from ..model.first_values import seed_of_first_rank
 from ..model.guard import ModelGuard
 from ..model.schedules import evaluation_schedule, training_schedule
 from ..model.sharded import ShardedModel
@@ -300,9 +301,6 @@ def _layer_seeds(stages: Stages, settings: Config, mesh: ProcessGroupMesh) -> La
     """
     if not settings.pipeline.seeds_layers:
         return None
-    seed = torch.tensor([torch.initial_seed() >> 1], dtype=torch.int64, device=mesh.device)
-    mesh.world.broadcast(seed, source=0, label="seed of the layers").wait()
-    with mesh.world.reading("seed of the layers"):
-        number = int(seed.item())
+    seed = seed_of_first_rank(mesh) >> 1
     pieces = {module: number_of(name) for name, module in pieces_of(stages.module)}
-    return LayerSeeds(pieces, number, data_rank=mesh.batch.rank, device=mesh.device)
+    return LayerSeeds(pieces, seed, data_rank=mesh.batch.rank, device=mesh.device)

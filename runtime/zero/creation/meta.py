@@ -7,8 +7,9 @@ those of an ordinary construction with the same seed, provided that all its valu
 is drawn again later (`model.apply(init)`), and that no weight is tied, for the tied module's own draw is left out.
 `zero.Init` has no such conditions. Values that `load_pretrained` has promised are not drawn.
 
-Where a pipeline has cut the model, each module draws from a seed of its own, made of the script's seed and the module's
-name: its values do not depend on what other ranks have. They are then not those of an ordinary construction.
+Where a pipeline has cut the model, each module draws from a seed of its own, made of one seed of the whole job and the
+module's name: its values do not depend on what other ranks have, nor on their seeds. They are then not those of an
+ordinary construction.
 """
 
 from __future__ import annotations
@@ -30,9 +31,7 @@ from .unbuilt import UnbuiltParameters
 from .values import check_parts_are_here
 
 
-def materialise(
-    model: nn.Module, nursery: UnbuiltParameters, *, cuts: Cuts = NO_CUTS, seed_by_name: bool = False
-) -> None:
+def materialise(model: nn.Module, nursery: UnbuiltParameters, *, cuts: Cuts = NO_CUTS, seed: int | None = None) -> None:
     """Gives all meta parameters values, and takes them into `nursery`; every rank must call.
 
     A parameter stays the same object. One module's parameters are whole at a time.
@@ -41,7 +40,7 @@ def materialise(
         model: the model; parameters and buffers that are not on the meta device stay as they are.
         nursery: nursery that keeps the slices.
         cuts: parameters that an axis beside data has changed.
-        seed_by_name: whether each module draws from a seed of its own; False: all draw one after the other.
+        seed: seed of the job, by which and its name each module draws; None: all draw one after the other.
 
     Raises:
         ModelError: naming every tensor that no method gives values to, or every one of which a rank has a part, for a
@@ -55,11 +54,11 @@ def materialise(
         for prefix, module, names in owners:
             reset = _reset_of(module)
             assert reset is not None, "checked above"
-            if not seed_by_name:
+            if seed is None:
                 _fill(prefix, module, names, reset, nursery)
                 continue
             with torch.random.fork_rng(devices=[nursery.device] if nursery.device.type == "cuda" else []):
-                torch.manual_seed(_seed_of(prefix))
+                torch.manual_seed(_seed_of(prefix, seed))
                 _fill(prefix, module, names, reset, nursery)
     watch_state_dicts(model)
 
@@ -89,9 +88,9 @@ def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[str]]]:
     yield from walk(model, "")
 
 
-def _seed_of(prefix: str) -> int:
-    """Returns the seed of a module's values, by the script's seed and the module's name."""
-    text = f"{torch.initial_seed()} {prefix}"
+def _seed_of(prefix: str, seed: int) -> int:
+    """Returns the seed of a module's values, by the job's seed and the module's name."""
+    text = f"{seed} {prefix}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 

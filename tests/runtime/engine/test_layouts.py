@@ -503,9 +503,9 @@ def _of_process(layout: Layout, how: str) -> Trained:
     on_meta, chance = how == "meta", 0.2 if how == "dropout" else 0.0
     with torch.device("meta" if on_meta else "cpu"):  # a buffer on it has no values
         model = llama.llama(layers=BLOCKS, tied=True) if on_meta else counting_llama(dropout=chance, tied=True)
-    # Stages set the seeds of layers by the first rank's. What else a forward draws (the last stage's is run to its end)
-    # they do not compare.
-    seed = 13 + (int(os.environ["RANK"]) if layout.pipe > 1 and not on_meta else 0)
+    # Stages set the seeds of layers, and of what is drawn on the meta device, by the first rank's. What else a forward
+    # draws (the last stage's is run to its end) they do not compare.
+    seed = 13 + (int(os.environ["RANK"]) if layout.pipe > 1 else 0)
     torch.manual_seed(seed)
     random.seed(seed)
     model.layers[-1].register_forward_pre_hook(_draw)

@@ -1,9 +1,9 @@
 """Layers of a pipeline, weighed without being built, and built alike whoever builds them. Knows no stages.
 
 [Note: first values of layers]
-A layer's first values depend on `base_seed` and the layer's number alone, so they are the same for all numbers of
-stages and chunks, and the layers of a key begin with equal ones. The script's own random generators are left as they
-were.
+First values of a layer that is built here depend on `base_seed` and the layer's number alone, so they are the same for
+all numbers of stages and chunks, and the layers of a key begin with equal ones. A layer that is a module already begins
+with the values that it has on the first rank of its stage. The script's own random generators are left as they were.
 """
 
 from __future__ import annotations

@@ -1,0 +1,86 @@
+"""A model in pipeline stages begins as on one rank with rank 0's seed, whatever seeds its ranks have.
+
+Ranks are processes: generators, `zero.Init` and the meta device are a process's own.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dsrun
+from dsrun.errors import ModelError
+from support.pipelines import WIDTH, Case, Model, run
+from support.ranks import run_ranks
+
+
+class Shifted(Model):
+    """A model with a drawn buffer, and a frozen parameter, outside of the blocks and in each."""
+
+    def __init__(self, *, tied: bool, on_meta: bool) -> None:
+        super().__init__(tied=tied, dropout=0.0)
+        for block in self.blocks:
+            block.norm.requires_grad_(False)
+        if on_meta:  # no method would draw the buffers
+            return
+        for module in (self.norm, *(block.norm for block in self.blocks)):
+            assert isinstance(module, nn.Module)
+            module.register_buffer("shift", torch.randn(WIDTH))
+            module.register_buffer("counts", torch.randint(100, (3,)))
+
+
+def _begun(case: Case, how: str) -> dict[str, Tensor]:
+    """Returns the whole model's first values on a rank that has a seed of its own."""
+    torch.manual_seed(7 + int(os.environ["RANK"]))
+    within: Any = nullcontext()
+    if how == "slices":
+        within = dsrun.zero.Init(config_dict_or_path=case.config())
+    elif how == "meta":
+        within = torch.device("meta")
+    with within:
+        model = Shifted(tied=case.tied, on_meta=how == "meta")
+    if how == "head on meta":
+        model.head.to("meta")
+    engine: Any = dsrun.initialize(model=model, config=case.config())[0]
+    try:
+        values = engine.module_state_dict(all_ranks=True)
+        assert values is not None
+        buffers = {f"own {name}": buffer.clone() for name, buffer in engine.module.named_buffers()}
+        return {**{name: value.clone() for name, value in values.items()}, **buffers}
+    finally:
+        engine.destroy()
+
+
+def _assert_begun_as(found: list[dict[str, Tensor]], one: dict[str, Tensor]) -> None:
+    for rank, values in enumerate(found):
+        for name, value in values.items():
+            assert torch.equal(value, one[name]), (rank, name)
+        of_all = {name for name in one if not name.startswith("own ")}
+        assert of_all <= values.keys(), rank
+
+
+@pytest.mark.parametrize("how", ["plain", "slices", "meta"])
+@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
+def test_stages_begin_as_one_rank_does_with_the_seed_of_rank_0(how: str, tied: bool) -> None:
+    zero = 3 if how == "slices" else 1
+    (one,) = run_ranks(1, _begun, Case(zero=zero, tied=tied), how)
+    case = Case(2, "breadth_first", 2, data=2, zero=zero, tied=tied)
+    _assert_begun_as(run_ranks(4, _begun, case, how), one)
+
+
+def test_a_stage_without_anything_on_the_meta_device_draws_nothing_and_hangs_no_other() -> None:
+    (one,) = run_ranks(1, _begun, Case(), "head on meta")
+    _assert_begun_as(run_ranks(2, _begun, Case(2), "head on meta"), one)
+
+
+def test_a_model_that_is_another_one_on_ranks_of_another_stage_is_refused() -> None:
+    def of_rank(rank: int) -> nn.Module:
+        return Model(tied=False, dropout=0.0, layers=9 if rank == 1 else 8)
+
+    with pytest.raises(ModelError, match="the ranks do not agree with rank 0: rank 1 in the model's parameters"):
+        run(Case(2), of_rank=of_rank)
