@@ -13,6 +13,9 @@ from math import isfinite
 
 from dsrun.errors import ConfigError
 
+#: How messages begin about bounds and patterns of a config.
+_KEY = "`pipeline.partition`"
+
 
 def balance(costs: Sequence[float], chunks: int) -> tuple[int, ...]:
     """Returns bounds whose largest chunk costs the least, and which are otherwise as even as can be.
@@ -60,13 +63,14 @@ def uniform(count: int, chunks: int) -> tuple[int, ...]:
     return tuple(chunk * each + min(chunk, more) for chunk in range(chunks + 1))
 
 
-def by_pattern(names: Sequence[str], regex: str, chunks: int) -> tuple[int, ...]:
+def by_pattern(names: Sequence[str], regex: str, chunks: int, *, label: str = _KEY) -> tuple[int, ...]:
     """Returns bounds that give chunks equal numbers of the layers that match.
 
     Args:
         names: class name of each layer.
         regex: regular expression that is searched in the names, without regard to case.
         chunks: number of chunks.
+        label: name of what was given so, for messages.
 
     Raises:
         ConfigError: the expression is none or matches no layer, or there are fewer layers than chunks.
@@ -74,23 +78,27 @@ def by_pattern(names: Sequence[str], regex: str, chunks: int) -> tuple[int, ...]
     try:
         pattern = re.compile(regex, re.IGNORECASE)
     except re.error as error:
-        raise ConfigError(f"partition `type:{regex}` is no regular expression: {error}") from error
+        raise ConfigError(
+            f"{label}: `type:{regex}` is no regular expression: {error}",
+            hint="write the class of the layers to count, or a part of its name",
+        ) from error
     matches = [1.0 if pattern.search(name) else 0.0 for name in names]
     if not any(matches):
         raise ConfigError(
-            f"partition `type:{regex}` matches none of the layers {', '.join(sorted(set(names)))}",
+            f"{label}: `type:{regex}` matches none of the layers {', '.join(sorted(set(names)))}",
             hint="name the class of the layers to count, or a part of its name",
         )
     return balance(matches, chunks)
 
 
-def explicit(bounds: Sequence[int], count: int, chunks: int) -> tuple[int, ...]:
+def explicit(bounds: Sequence[int], count: int, chunks: int, *, label: str = _KEY) -> tuple[int, ...]:
     """Returns given bounds, checked.
 
     Args:
         bounds: first layer of each chunk, and the number of layers at the end.
         count: number of layers.
         chunks: number of chunks.
+        label: name of what was given so, for messages.
 
     Raises:
         ConfigError: the bounds do not fit the layers or the chunks.
@@ -98,15 +106,18 @@ def explicit(bounds: Sequence[int], count: int, chunks: int) -> tuple[int, ...]:
     shown = list(bounds)
     if len(shown) != chunks + 1:
         raise ConfigError(
-            f"bounds {shown} make {len(shown) - 1} chunks; expected {chunks}",
+            f"{label}: bounds {shown} make {len(shown) - 1} chunks; expected {chunks}",
             hint=f"give {chunks + 1} numbers: the first layer of each chunk, and the number of layers",
         )
     if shown[0] != 0 or shown[-1] != count:
-        raise ConfigError(f"bounds {shown} go from {shown[0]} to {shown[-1]}; expected 0 to {count}, all layers")
+        raise ConfigError(
+            f"{label}: bounds {shown} go from {shown[0]} to {shown[-1]}; expected 0 to {count}, all layers",
+            hint=f"write 0 in front and {count}, the number of layers, at the end",
+        )
     for chunk, (start, end) in enumerate(pairwise(shown)):
         if end <= start:
             raise ConfigError(
-                f"bounds {shown} give chunk {chunk} no layer: it goes from {start} to {end}",
+                f"{label}: bounds {shown} give chunk {chunk} no layer: it goes from {start} to {end}",
                 hint="let each number be larger than the one before",
             )
     return tuple(shown)

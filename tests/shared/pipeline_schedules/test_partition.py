@@ -82,6 +82,10 @@ def test_bounds_as_given_are_checked() -> None:
         with pytest.raises(ConfigError) as refused:
             explicit(bounds, 6, 3)
         assert words in str(refused.value)
+        assert str(refused.value).startswith(f"`pipeline.partition`: bounds {bounds} ")
+        assert refused.value.hint is not None
+        with pytest.raises(ConfigError, match=r"^PipelineModule: partition_method: bounds"):
+            explicit(bounds, 6, 3, label="PipelineModule: partition_method")
 
 
 def test_what_cannot_be_cut_is_refused_by_name() -> None:
@@ -94,7 +98,7 @@ def test_what_cannot_be_cut_is_refused_by_name() -> None:
         balance([1.0, float("nan")], 1)
     with pytest.raises(ConfigError, match="cost of layer 0 is -1"):
         balance([-1, 1], 1)
-    with pytest.raises(ConfigError, match="`type:mamba` matches none of the layers Block, Head"):
+    with pytest.raises(ConfigError, match=r"^`pipeline.partition`: `type:mamba` matches none of the layers Block"):
         by_pattern(["Block", "Head", "Block"], "mamba", 2)
-    with pytest.raises(ConfigError, match=r"`type:\(` is no regular expression"):
+    with pytest.raises(ConfigError, match=r"^`pipeline.partition`: `type:\(` is no regular expression"):
         by_pattern(["Block"], "(", 1)

@@ -15,6 +15,9 @@ from ..stages import Partition
 from ..topology import PipeDataParallelTopology, ProcessTopology
 from .build import label_of
 
+#: How messages begin about the way in which a script has its layers cut.
+_METHOD = "PipelineModule: partition_method"
+
 
 def ranks_of_chunks(stages: int, virtual_stages: int, placement: str) -> tuple[int, ...]:
     """Returns the stage of each chunk.
@@ -92,7 +95,7 @@ def bounds_of(
         InputError: the bounds or the pattern do not fit the layers.
     """
     if not isinstance(method, str):
-        return list(explicit(method, len(specs), chunks))
+        return list(explicit(method, len(specs), chunks, label=_METHOD))
     match method.lower().partition(":"):
         case ("uniform", "", ""):
             return list(uniform(len(specs), chunks))
@@ -100,11 +103,11 @@ def bounds_of(
             return list(balance(costs(), chunks))
         case ("type", ":", pattern) if pattern:
             # Of the method as it was written: `\D` is not `\d`.
-            return list(by_pattern([label_of(layer) for layer in specs], method[len("type:") :], chunks))
+            names = [label_of(layer) for layer in specs]
+            return list(by_pattern(names, method[len("type:") :], chunks, label=_METHOD))
         case _:
             raise ModelError(
-                f"PipelineModule: partition_method is {method!r}; expected `parameters`, `uniform`, `type:REGEX` "
-                "or a list of bounds",
+                f"{_METHOD} is {method!r}; expected `parameters`, `uniform`, `type:REGEX` or a list of bounds",
                 hint="`profile` is not there, nor is it in DeepSpeed; give the bounds that you have measured"
                 if method.lower() == "profile"
                 else None,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 from torch import nn
 
@@ -38,8 +37,8 @@ def partition_of(
         length: tokens of a sequence.
 
     Raises:
-        ModelError: a chunk has no block, or the method is unknown.
-        InputError: bounds or pattern do not fit the blocks.
+        ModelError: the method is unknown.
+        ConfigError: bounds or pattern do not fit the blocks, or these are fewer than the chunks.
     """
     names = tuple(name for name, _ in stack.blocks)
     blocks = [block for _, block in stack.blocks]
@@ -63,13 +62,6 @@ def partition_of(
             f"model: `pipeline.partition` is {method!r}; expected `cost`, `parameters`, `uniform`, "
             "`type:REGEX` or bounds"
         )
-    for chunk, (start, end) in enumerate(pairwise(bounds)):
-        if start == end:
-            raise ModelError(
-                f"model: `pipeline.partition` gives chunk {chunk} no block of `{stack.name}`: bounds are "
-                f"{list(bounds)}",
-                hint="give each chunk one block at least",
-            )
     return Partition(tuple(bounds), names, tuple(costs))
 
 

@@ -304,8 +304,9 @@ def test_what_cannot_be_cut_is_refused_by_name(model: nn.Module, reason: str) ->
 def test_more_chunks_than_blocks_and_chunks_without_one_are_refused() -> None:
     with pytest.raises(ModelError, match="`blocks` has 3 blocks for 4 chunks"):
         cut_model(TinyGPT(), rank=0, rank_of=(0, 1, 2, 3))
-    with pytest.raises((ModelError, ConfigError)):
-        cut_model(TinyGPT(), rank=0, rank_of=(0, 1), partition=(0, 0, 3))
+    for bounds, said in (((0, 0, 3), "give chunk 0 no layer"), ((0, 2, 4), "go from 0 to 4; expected 0 to 3")):
+        with pytest.raises(ConfigError, match=f"^`pipeline.partition`: bounds .* {said}"):
+            cut_model(TinyGPT(), rank=0, rank_of=(0, 1), partition=bounds)
 
 
 def test_what_is_collected_over_blocks_is_refused_by_name() -> None:

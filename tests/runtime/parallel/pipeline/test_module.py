@@ -148,6 +148,12 @@ def test_layers_are_cut_by_the_method(method: Any, bounds: list[int] | None) -> 
         assert module.stages().own == (0,)
 
 
+@pytest.mark.parametrize("method", [[0, 4, 9], "type:mamba"])
+def test_a_method_that_does_not_fit_the_layers_is_refused_by_its_argument(method: Any) -> None:
+    with pytest.raises(DsrunError, match=r"^PipelineModule: partition_method: "):
+        make(0, 2, partition_method=method)
+
+
 def test_parameters_are_balanced_by_numbers_of_trained_ones() -> None:
     frozen = nn.Linear(64, 64)
     frozen.requires_grad_(False)

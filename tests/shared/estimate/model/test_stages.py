@@ -65,6 +65,15 @@ def test_bounds_are_taken_as_they_are() -> None:
     assert [one.blocks for one in stages] == [(1,), (7,)]
 
 
+def test_bounds_of_another_model_are_refused_by_their_key() -> None:
+    with pytest.raises(ConfigError) as refused:
+        cut_into_stages(from_architecture(SHAPE, label="m"), settings(2, partition=(0, 4, 9)))
+    assert refused.value.render() == (
+        "error: `pipeline.partition`: bounds [0, 4, 9] go from 0 to 9; expected 0 to 8, all layers\n"
+        "hint: write 0 in front and 8, the number of layers, at the end"
+    )
+
+
 def test_interleaved_chunks_lie_in_turns_and_a_v_has_both_ends_on_the_first_rank() -> None:
     model = from_architecture(SHAPE, label="m")
     turns = cut_into_stages(model, settings(2, 2, schedule="interleaved"))
