@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, get_args
 
-from dsrun.errors import ConfigError
+from dsrun.errors import ConfigError, Problem
 
 from .actions import Action, Kind, Schedule
 
@@ -78,12 +78,28 @@ def check_numbers(name: str, ranks: int, micros: int, virtual: int) -> None:
         raise ConfigError(
             f"`pipeline.virtual_stages` is {virtual}; the schedule zbv has 2 chunks a rank", hint="leave it out"
         )
-    if name == "interleaved" and micros % ranks:
-        raise ConfigError(
-            f"`gradient_accumulation_steps` is {micros}; the schedule interleaved takes a multiple of the {ranks} "
-            "stages",
-            hint=f"give {-(-micros // ranks) * ranks}, or take the schedule breadth_first",
-        )
+    if (problem := misfit_of_micros(name, ranks=ranks, micros=micros)) is not None:
+        raise ConfigError.of([problem])
+
+
+def misfit_of_micros(name: str, *, ranks: int, micros: int, given: str | None = None) -> Problem | None:
+    """Returns what keeps a schedule from taking a number of micro batches, and the numbers next to it.
+
+    Args:
+        name: one of `NAMES`.
+        ranks: ranks of the pipeline.
+        micros: micro batches of a global batch.
+        given: words that say where the number comes from; None: it is written.
+    """
+    if name != "interleaved" or not micros % ranks:
+        return None
+    below, above = micros // ranks * ranks, -(-micros // ranks) * ranks
+    return Problem(
+        f"{given or f'`gradient_accumulation_steps` is {micros}'}; the schedule `interleaved` takes a multiple of the "
+        f"{ranks} stages of `pipeline.stages`",
+        f"take {f'{below} or {above}' if below else above} micro batches, or "
+        '`pipeline.schedule` "breadth_first" for any number',
+    )
 
 
 def _row(name: str, rank: int, ranks: int, micros: int, virtual: int) -> Iterator[Action]:

@@ -199,7 +199,7 @@ def test_1f1b_of_fewer_micro_batches_than_ranks_begins_backwards_as_soon_as_they
         ("1f1b", {"virtual": 2}, "the schedule 1f1b has 1 chunk a rank"),
         ("zero_bubble", {"virtual": 2}, "the schedule zero_bubble has 1 chunk a rank"),
         ("zbv", {"virtual": 3}, "the schedule zbv has 2 chunks a rank"),
-        ("interleaved", {"micros": 6}, "is 6; the schedule interleaved takes a multiple of the 4 stages"),
+        ("interleaved", {"micros": 6}, "is 6; the schedule `interleaved` takes a multiple of the 4 stages"),
         ("1f1b", {"micros": 0}, "`micro batches` of the schedule 1f1b is 0"),
         ("1f1b", {"ranks": 0}, "`pipeline.stages` of the schedule 1f1b is 0"),
     ],

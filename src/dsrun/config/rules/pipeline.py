@@ -11,7 +11,7 @@ from dsrun.config.findings import Code, Report
 from dsrun.config.sections.parallel import Pipeline
 from dsrun.config.sections.training import Training
 from dsrun.config.text.tree import Position
-from dsrun.pipeline_schedules.generate import ScheduleName, make_schedule
+from dsrun.pipeline_schedules.generate import ScheduleName, make_schedule, misfit_of_micros
 from dsrun.pipeline_schedules.simulate import equal_costs, simulate
 
 if TYPE_CHECKING:
@@ -81,17 +81,8 @@ def check_micro_batches(config: Config, batch: BatchSizes | None, report: Report
     )
     if batch is not None and config.gathers_chunks and config.zero_optimization.offload_param.device == "none":
         _compare_turns(config, batch.train_batch_size // (batch.micro_batch * batch.accumulation_steps), report)
-    if schedule == "interleaved" and micros % stages:
-        message = f"{said}; the schedule `interleaved` takes a multiple of the {stages} stages of `pipeline.stages`"
-        below, above = micros // stages * stages, -(-micros // stages) * stages
-        numbers = f"{below} or {above}" if below else f"{above}"
-        report.error(
-            Code.COMBINATION,
-            STEPS_KEY,
-            message,
-            at,
-            f'write {numbers}, or `{_SCHEDULE}` "breadth_first" for any number',
-        )
+    if (problem := misfit_of_micros(schedule, ranks=stages, micros=micros, given=said)) is not None:
+        report.error(Code.COMBINATION, STEPS_KEY, problem.message, at, problem.hint)
     elif micros < stages:
         share = _waiting(section, micros)
         message = (

@@ -9,7 +9,8 @@ import pytest
 from dsrun.config.findings import Finding, Severity
 from dsrun.config.load import inspect, load
 from dsrun.config.provenance import Kind
-from dsrun.errors import ConfigError
+from dsrun.errors import ConfigError, Problem
+from dsrun.pipeline_schedules.generate import make_schedule
 
 
 def of(pipeline: dict[str, Any], **others: Any) -> dict[str, Any]:
@@ -104,7 +105,10 @@ def test_interleaved_takes_multiples_of_the_stages_alone() -> None:
         "`gradient_accumulation_steps` is 6; the schedule `interleaved` takes a multiple of the 4 stages of "
         "`pipeline.stages`"
     )
-    assert error.hint == 'write 4 or 8, or `pipeline.schedule` "breadth_first" for any number'
+    assert error.hint == 'take 4 or 8 micro batches, or `pipeline.schedule` "breadth_first" for any number'
+    with pytest.raises(ConfigError) as refused:
+        make_schedule("interleaved", ranks=4, micros=6, virtual=2)
+    assert refused.value.problems == (Problem(error.message, error.hint),), "whoever tells it, it is one text"
 
 
 def test_a_number_that_follows_from_the_batch_is_judged_too() -> None:
@@ -112,6 +116,8 @@ def test_a_number_that_follows_from_the_batch_is_judged_too() -> None:
     del settings["gradient_accumulation_steps"]
     error = the_error(settings)  # two ranks with samples of their own
     assert error.message.startswith("the batch sizes come to 6 micro batches; the schedule `interleaved` takes")
+    assert error.hint is not None
+    assert error.hint.startswith("take 4 or 8 micro batches, or ")
     assert inspect(settings).config is not None, "without the number of ranks nothing can be said"
 
 
