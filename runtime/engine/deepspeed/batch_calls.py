@@ -21,7 +21,7 @@ from ...parallel.pipeline.engine_class import PipelineError
 from ...parallel.pipeline.grid import PipelineParallelGrid
 from ...parallel.pipeline.module import PipelineModule
 from ...parallel.pipeline.ranks import JobRank
-from ...parallel.pipeline.topology import PipeDataParallelTopology, PipeModelDataParallelTopology
+from ...parallel.pipeline.topology import topology_of
 from ..components import Components
 from ..progress import Progress
 from ..training.micro_batch import LossFunction, digest_of
@@ -278,17 +278,12 @@ class BatchCalls:
     @property
     def grid(self) -> PipelineParallelGrid:
         """This rank's place among stages and their copies; DeepSpeed's engines have it where there are stages."""
-        module, tensor = self._components.scheduled.stages.module, self._mesh.tensor.size
-        if isinstance(module, PipelineModule) and tensor == 1:  # it has been made before the config was read
+        module = self._components.scheduled.stages.module
+        if isinstance(module, PipelineModule):
             return module.mpu()
         if self._grid is None:
-            info, stages = self._mesh.info, self._mesh.pipe.size
-            replicas = info.world_size // (stages * tensor)
-            topology = (
-                PipeDataParallelTopology(stages, replicas)
-                if tensor == 1
-                else PipeModelDataParallelTopology(stages, tensor, replicas)
-            )
+            info, mesh = self._mesh.info, self._mesh
+            topology = topology_of(stages=mesh.pipe.size, tensor=mesh.tensor.size, ranks=info.world_size)
             self._grid = PipelineParallelGrid(topology, job=JobRank(info.rank, info.world_size))
         return self._grid
 

@@ -153,6 +153,7 @@ def cut_into_stages(
     pipe, section = mesh.pipe, settings.pipeline
     names = {name: id(param) for name, param in model.named_parameters(remove_duplicate=False)}
     if isinstance(model, PipelineModule):
+        model.share_layers(mesh.tensor.size)
         stages: Stages = model.stages()
         partition = model.partition()
         _check_interval(model, section.activation_checkpoint_interval)

@@ -27,7 +27,7 @@ from .layer_list.run import PlacedLayer, Recompute, has_own_params, recomputed, 
 from .layers import LayerSpec, TiedLayerSpec
 from .ranks import JobRank, job_rank
 from .stages import Partition, TiedParameter
-from .topology import ProcessTopology
+from .topology import ProcessTopology, topology_of
 
 _FILES = "engine.save_checkpoint and load_checkpoint write and read all stages, for any number of them"
 #: Names of DeepSpeed's class that are not here, and why.
@@ -203,7 +203,7 @@ class PipelineModule(nn.Sequential):
         return self._topo
 
     def mpu(self) -> PipelineParallelGrid:
-        """Returns this rank's place among stages and their copies."""
+        """Returns this rank's place among stages, their copies and, once an engine is made, ranks that share layers."""
         return self._grid
 
     def num_pipeline_stages(self) -> int:
@@ -271,6 +271,16 @@ class PipelineModule(nn.Sequential):
         return super().__getattr__(name)
 
     # What runs schedules.
+
+    def share_layers(self, tensor: int) -> None:
+        """Has `mpu` and `topology` know how many ranks share each layer, which the config says and not the list.
+
+        Args:
+            tensor: number of ranks.
+        """
+        if tensor != self._grid.model_parallel_size:
+            self._topo = topology_of(stages=self.num_stages, tensor=tensor, ranks=self.world_size)
+            self._grid = PipelineParallelGrid(self._topo, job=JobRank(self.global_rank, self.world_size))
 
     def stages(self) -> LayerStages:
         """Returns this rank's chunks, for whoever runs a schedule."""

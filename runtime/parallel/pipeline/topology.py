@@ -182,3 +182,19 @@ class PipeModelDataParallelTopology(ProcessTopology):
 
     def __init__(self, num_pp: int, num_mp: int, num_dp: int) -> None:
         super().__init__(axes=["pipe", "data", "model"], dims=[num_pp, num_dp, num_mp])
+
+
+def topology_of(*, stages: int, tensor: int, ranks: int) -> ProcessTopology:
+    """Returns the grid of a job's ranks in the order in which the engine divides them.
+
+    Args:
+        stages: pipeline stages.
+        tensor: ranks that share each layer.
+        ranks: ranks of the job.
+    """
+    copies = ranks // (stages * tensor)
+    return (
+        PipeDataParallelTopology(stages, copies)
+        if tensor == 1
+        else PipeModelDataParallelTopology(stages, tensor, copies)
+    )

@@ -393,11 +393,14 @@ def test_uses_of_a_layer_that_are_not_cut_alike_are_refused_by_name() -> None:
         assert "tied_modules.tokens.embedding.weight" in str(refused.value)
 
 
-def test_the_grid_knows_ranks_that_share_layers() -> None:
+@pytest.mark.parametrize("is_list", [False, True], ids=["model", "list"])
+def test_the_grid_knows_ranks_that_share_layers(is_list: bool) -> None:
     layout = replace(P2T2, stage=1)
 
     def ask(engine: Any) -> dict[str, Any]:
-        grid = engine.grid
+        grid = engine.module.mpu() if is_list else engine.grid
+        assert grid is engine.grid
+        assert not is_list or grid.topology() is engine.module.topology()
         return {
             "place": (grid.get_stage_id(), grid.get_data_parallel_id(), grid.get_slice_parallel_rank()),
             "sizes": (grid.pipe_parallel_size, grid.data_parallel_size, grid.get_slice_parallel_world_size()),
@@ -410,7 +413,7 @@ def test_the_grid_knows_ranks_that_share_layers() -> None:
             "samples": engine.train_batch_size(),
         }
 
-    for rank, found in enumerate(on_layout(layout, ask)):
+    for rank, found in enumerate(_list_of_layers(layout, {}, ask) if is_list else on_layout(layout, ask)):
         stage, tensor = divmod(rank, 2)
         assert found == {
             "place": (stage, 0, tensor),
