@@ -114,7 +114,7 @@ def test_millions_of_micro_batches_wait_as_the_formula_says(name: ScheduleName, 
 
 
 def test_numbers_that_a_schedule_does_not_take_are_refused_by_their_own_value() -> None:
-    with pytest.raises(ConfigError, match="`gradient_accumulation_steps` is 9999999; the schedule interleaved"):
+    with pytest.raises(ConfigError, match="`gradient_accumulation_steps` is 9999999; the schedule `interleaved`"):
         step_seconds("interleaved", equal_costs(8), ranks=4, micros=9_999_999, virtual=2)
     for name in ("1f1b", "gpipe"):
         for micros in (1, 100):
