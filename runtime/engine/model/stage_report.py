@@ -6,8 +6,8 @@ from typing import Any
 
 from dsrun.config.config import Config
 from dsrun.pipeline_schedules.formulas import live_micro_batches
-from dsrun.pipeline_schedules.generate import make_schedule
-from dsrun.pipeline_schedules.simulate import equal_costs, simulate
+from dsrun.pipeline_schedules.long_batches import step_seconds
+from dsrun.pipeline_schedules.simulate import equal_costs
 
 from ...parallel.pipeline.stages import Partition, Stages
 
@@ -28,9 +28,10 @@ def pipeline_record(stages: Stages, partition: Partition, settings: Config) -> d
     assert settings.batch is not None, "the config was loaded with a world size"
     ranks, micros = max(stages.rank_of) + 1, settings.batch.accumulation_steps
     name, virtual = settings.pipeline.schedule_name, len(stages.rank_of) // ranks
-    made = make_schedule(name, ranks=ranks, micros=micros, virtual=virtual)
     chunks = len(stages.rank_of)
-    bubble = simulate(made, equal_costs(chunks)).bubble_share
+    # A chunk computes one unit of time for a micro batch.
+    costs = equal_costs(chunks, forward=1 / 3, input_grads=1 / 3, weight_grads=1 / 3)
+    bubble = 1 - micros * virtual / step_seconds(name, costs, ranks=ranks, micros=micros, virtual=virtual)
     # Layers that are shared out by number, class or bounds were not weighed.
     of_chunk = [partition.layers_of(chunk) if partition.costs else range(0) for chunk in range(chunks)]
     sums = [sum(partition.costs[n] for n in layers) for layers in of_chunk]
