@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -121,8 +120,7 @@ def initialize(
     mesh = mesh_of(request, settings, job)  # from here on every rank has the same model and config
     end_earlier_engines(request.model)
     whole = describe_before_cut(request.model, request.assignment, settings, mesh)
-    stages, partition, groups = cut_into_stages(request.model, request.assignment, settings, mesh)
-    request = replace(request, assignment=groups)
+    stages, partition = cut_into_stages(request.model, settings, mesh)
     precision = apply_precision(request.model, settings, mesh.device, job.say)
     chunks, cuts = tie_uses(stages, partition, settings, mesh, _parts_of(request.model, settings, mesh, job.say))
     turns = chunks.gather_turns

@@ -16,7 +16,6 @@ from dsrun.errors import ModelError
 
 from ...layout.cuts import Cuts
 from ...mesh.join.groups import ProcessGroupMesh
-from ...optim.groups import GroupAssignment
 from ...parallel.pipeline.cut import cut_model
 from ...parallel.pipeline.engine_class import note_stages
 from ...parallel.pipeline.layer_list.cut import ranks_of_chunks
@@ -129,9 +128,7 @@ def stages_of_script(model: nn.Module) -> int | None:
     return model.num_stages if isinstance(model, PipelineModule) else None
 
 
-def cut_into_stages(
-    model: nn.Module, assignment: GroupAssignment, settings: Config, mesh: ProcessGroupMesh
-) -> tuple[Stages, Partition | None, GroupAssignment]:
+def cut_into_stages(model: nn.Module, settings: Config, mesh: ProcessGroupMesh) -> tuple[Stages, Partition | None]:
     """Cuts the script's model into chunks, of which this rank keeps its own, with rank 0's values.
 
     Uses of a parameter in several chunks are parameters of their own until `tie_uses`. Enters the broadcasts of
@@ -139,26 +136,24 @@ def cut_into_stages(
 
     Args:
         model: model of the script.
-        assignment: optimizer groups of its parameters.
         settings: the config; without `pipeline.stages` the model stays whole.
         mesh: ranks in their stages.
 
     Returns:
-        (chunks, layers of each chunk or None where the model is not cut, optimizer groups of this rank's parameters).
+        (chunks, layers of each chunk or None where the model is not cut).
 
     Raises:
         ModelError: the model cannot be cut, by the name of what stands in the way.
     """
     plan_parts(model, settings, mesh)
     pipe, section = mesh.pipe, settings.pipeline
-    names = {name: id(param) for name, param in model.named_parameters(remove_duplicate=False)}
     if isinstance(model, PipelineModule):
         model.share_layers(mesh.tensor.size)
         stages: Stages = model.stages()
         partition = model.partition()
         _check_interval(model, section.activation_checkpoint_interval)
     elif section.stages == "auto":
-        return WholeModel(model), None, assignment
+        return WholeModel(model), None
     else:
         share_over_stages(model, mesh)
         stages = cut = cut_model(
@@ -173,12 +168,7 @@ def cut_into_stages(
             "model: fp8 layers in several pipeline stages are not tested",
             hint="leave `fp8` out, or set `pipeline.stages` to 1",
         )
-    group_of = dict(assignment.group_of)
-    for tied in stages.tied:
-        first = group_of.get(names.get(tied.name, 0))
-        if first is not None:
-            group_of.setdefault(id(tied.param), first)
-    return stages, partition, GroupAssignment(group_of, assignment.options)
+    return stages, partition
 
 
 def tie_uses(
