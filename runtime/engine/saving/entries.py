@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -24,6 +24,7 @@ def parameter_entries(
     everyone: Holders,
     frozen: bool = True,
     frozen_units: Sequence[ParamUnit] = (),
+    elsewhere: Collection[str] = (),
 ) -> list[StateEntry]:
     """Returns this rank's pieces of all parameters and persistent buffers.
 
@@ -33,26 +34,29 @@ def parameter_entries(
         everyone: all ranks of this one's stage, of which each holds buffers and such frozen parameters whole.
         frozen: whether frozen parameters are included.
         frozen_units: units of the frozen parameters that each rank has a slice of, in compute dtype.
+        elsewhere: names of frozen parameters that another pipeline stage saves under another name; they are left out.
     """
     entries: list[StateEntry] = []
     for unit in units:
         entries += unit_entries(unit, unit.whole_master())
     if frozen:
-        entries += frozen_entries(model, everyone=everyone, frozen_units=frozen_units)
+        entries += frozen_entries(model, everyone=everyone, frozen_units=frozen_units, elsewhere=elsewhere)
     entries += [
         _whole(name, "buffer", memory_of(buffer), everyone) for name, buffer in persistent_buffers(model).items()
     ]
     return entries
 
 
-def frozen_entries(model: nn.Module, *, everyone: Holders, frozen_units: Sequence[ParamUnit]) -> list[StateEntry]:
+def frozen_entries(
+    model: nn.Module, *, everyone: Holders, frozen_units: Sequence[ParamUnit], elsewhere: Collection[str] = ()
+) -> list[StateEntry]:
     """Returns this rank's pieces of the parameters that are not trained; see `parameter_entries`."""
     entries = [entry for unit in frozen_units for entry in unit_entries(unit, unit.master)]
     cut = {id(param) for unit in frozen_units for param in unit.params}
     for name, param in model.named_parameters():
         if not is_trained(param) and id(param) not in cut:
             entries.append(_whole(name, "param", memory_of(param), everyone))
-    return entries
+    return [entry for entry in entries if entry.name not in elsewhere]
 
 
 def wanted_tensors(

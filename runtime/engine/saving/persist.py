@@ -113,9 +113,13 @@ def _state(
     rank = run.mesh.info.rank
     run.access.writes.take_over()
     entries = parameter_entries(
-        module, run.units, everyone=run.everyone, frozen=frozen and not apart, frozen_units=frozen_units
+        module,
+        run.units,
+        everyone=run.everyone,
+        frozen=frozen and not apart,
+        frozen_units=frozen_units,
+        elsewhere=elsewhere,
     )
-    entries = [entry for entry in entries if entry.name not in elsewhere]
     trains = update.optimizer is not None
     entries += update.shards.saved.state_entries() if trains else []
     entries += random_entries(moment.random, rank)
@@ -147,17 +151,14 @@ def _state(
         aliases=run.names.aliases_of(frozen=frozen),
         save_latest=False,
         when_saved=_nobody,
-        frozen=_frozen_apart(run, elsewhere) if apart else None,
+        frozen=frozen_entries(module, everyone=run.everyone, frozen_units=frozen_units, elsewhere=elsewhere)
+        if apart
+        else None,
         units=_units_of(run, entries),
         order=[*_next_updates(run), *(unit.index for unit in frozen_units)],
         watched=list(module.named_parameters()),
         on_drive=run.on_drive,
     )
-
-
-def _frozen_apart(run: RunState, elsewhere: Collection[str]) -> list[StateEntry]:
-    entries = frozen_entries(run.module, everyone=run.everyone, frozen_units=run.sharded.frozen)
-    return [entry for entry in entries if entry.name not in elsewhere]
 
 
 def _speaks_for_later_stage(run: RunState) -> bool:
