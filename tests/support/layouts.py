@@ -158,6 +158,21 @@ def train(engine: Any, layout: Layout, updates: range) -> Trained:
     return trained
 
 
+def trained_with_seeds(model: nn.Module, layout: Layout) -> Trained:
+    """Takes two updates of a rank that is a process, whose layers draw from seeds of their own in one stage too.
+
+    Random numbers are a process's own. The generators stand as the caller has seeded them.
+    """
+    torch.set_num_threads(1)
+    config = layout.config()
+    config["pipeline"]["seed_layers"] = True
+    engine: Any = dsrun.initialize(model=model, config=config)[0]
+    try:
+        return train(engine, layout, range(2))
+    finally:
+        engine.destroy()
+
+
 def whole_weights(engine: Any) -> dict[str, Tensor]:
     """Returns the weights of the whole model, on every rank."""
     weights = engine.module_state_dict(all_ranks=True)

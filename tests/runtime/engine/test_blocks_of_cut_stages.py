@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import dsrun
 from support.inside_engine import units_of
-from support.layouts import BLOCKS, Layout, Trained, counting_llama, on_layout, train
+from support.layouts import BLOCKS, Layout, Trained, counting_llama, on_layout, train, trained_with_seeds
 from support.llama import VOCAB, Layer, Mlp, TinyLlama
 from support.ranks import run_ranks
 
@@ -57,22 +56,15 @@ class Nested(nn.Module):
         return self.lm_head(self.layers(self.embed_tokens(tokens_BT)))
 
 
-def _of_process(layout: Layout) -> Trained:
-    torch.set_num_threads(1)
+def _nested(layout: Layout) -> Trained:
     model = Nested(0.2)
     torch.manual_seed(13)
-    config = layout.config()
-    config["pipeline"]["seed_layers"] = True
-    engine: Any = dsrun.initialize(model=model, config=config)[0]
-    try:
-        return train(engine, layout, range(2))
-    finally:
-        engine.destroy()
+    return trained_with_seeds(model, layout)
 
 
 def test_blocks_that_have_stacks_draw_the_same_in_any_stages_of_cut_layers() -> None:
-    one = run_ranks(2, _of_process, Layout(tensor=2))
-    assert run_ranks(4, _of_process, Layout(tensor=2, pipe=2, stage=1)) == [one[0]] * 4
+    one = run_ranks(2, _nested, Layout(tensor=2))
+    assert run_ranks(4, _nested, Layout(tensor=2, pipe=2, stage=1)) == [one[0]] * 4
 
 
 def test_blocks_that_have_stacks_are_units_in_any_stages_of_cut_layers() -> None:

@@ -40,6 +40,7 @@ from support.layouts import (
     micro_batches,
     on_layout,
     train,
+    trained_with_seeds,
     whole_weights,
 )
 from support.models import loss_of
@@ -500,9 +501,7 @@ def _draw(*_: Any) -> None:
     random.random()
 
 
-def _of_process(layout: Layout, how: str) -> Trained:
-    """One rank in a process: random numbers are a process's own."""
-    torch.set_num_threads(1)
+def _drawing(layout: Layout, how: str) -> Trained:
     on_meta, chance = how == "meta", 0.2 if how == "dropout" else 0.0
     with torch.device("meta" if on_meta else "cpu"):  # a buffer on it has no values
         model = llama.llama(layers=BLOCKS, tied=True) if on_meta else counting_llama(dropout=chance, tied=True)
@@ -512,18 +511,12 @@ def _of_process(layout: Layout, how: str) -> Trained:
     torch.manual_seed(seed)
     random.seed(seed)
     model.layers[-1].register_forward_pre_hook(_draw)
-    config = layout.config()
-    config["pipeline"]["seed_layers"] = True
-    engine: Any = dsrun.initialize(model=model, config=config)[0]
-    try:
-        return train(engine, layout, range(2))
-    finally:
-        engine.destroy()
+    return trained_with_seeds(model, layout)
 
 
 @pytest.mark.parametrize("how", ["dropout", "meta"])
 def test_what_is_drawn_is_the_same_in_any_stages_of_cut_layers(how: str) -> None:
-    one = run_ranks(2, _of_process, Layout(tensor=2), how)
-    found = run_ranks(4, _of_process, replace(P2T2, stage=1), how)
+    one = run_ranks(2, _drawing, Layout(tensor=2), how)
+    found = run_ranks(4, _drawing, replace(P2T2, stage=1), how)
     assert found == [one[0]] * 4
     assert one[0] == one[1]
