@@ -133,7 +133,7 @@ def command(
     held = {letter: number for letter, number in sizes.items() if letter != "d"} if fit else sizes
     read = partial(_settings, size=size, machine=machine, sizes=held, seq=seq, micro=micro, recompute=recompute)
     checked, notes = (checked, ()) if fit else _with_open_axes(checked, size, machine, sizes, read, micro=micro)
-    settings = read(checked)
+    settings = read(_without_batch(checked) if fit and checked.train_batch_size is not None else checked)
     settings = replace(settings, notes=(*notes, *settings.notes))
     if picture is not None:
         return _draw(settings, picture)
@@ -216,6 +216,18 @@ def _config(path: str | None, sizes: Mapping[str, int], axes: str | None) -> Con
         assert error is not None, "a config is missing only where an error says why"
         raise error
     return inspection.config
+
+
+def _without_batch(config: Config) -> Config:
+    """Returns the config with one sample a rank: whose samples of an update are divided is for a search to find."""
+    from dsrun.config.load import inspect_tree
+    from dsrun.config.text.tree import from_plain
+
+    sizes = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
+    raw = {key: value for key, value in config.raw.items() if key != "train_batch_size"} | sizes
+    found = inspect_tree(from_plain(raw, config.source), config.source, keep_planned=True).config
+    assert found is not None, "the config has been taken with another batch"
+    return found
 
 
 def _with_open_axes(
@@ -309,10 +321,12 @@ def _checked_axes(settings: RunSettings, sizes: Mapping[str, int], machine: Mach
 def _fastest_stage(size: ModelSize, settings: RunSettings, machine: Machine) -> RunSettings:
     from dsrun.estimate.search.fastest import fastest
 
+    from ..estimate.text import taken_speeds_text
+
     # Of axes that are planned alone too: whether this version runs it is told elsewhere.
     choice = fastest(size, replace(settings, planned=()), machine, free={"stage"})
     stage = settings.stage if choice is None else choice.prediction.settings.stage
-    reason = "none fits" if choice is None else "the fastest that fits"
+    reason = "none fits" if choice is None else f"the fastest that fits{taken_speeds_text(choice.prediction)}"
     note = f"no `--config`: bf16 with AdamW, at stage {stage} ({reason})"
     return replace(settings, stage=stage, notes=(note, *settings.notes))
 

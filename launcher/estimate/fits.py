@@ -83,8 +83,9 @@ def refuse_misfit(
     if least is None or None in shortages:
         return
     stages = " with any number of pipeline stages" if is_open else ""
-    # Activations are left out of the other settings too: they are not known here, only what cannot fit is.
-    fitting = nearest(replace(model, architecture=None), settings, machine, most_ranks=most_ranks)
+    # Of one token activations are next to nothing: they are not known here, only what cannot fit is.
+    state = replace(settings, sequence=1)
+    fitting = nearest(model, state, machine, most_ranks=most_ranks, free={"stage", "batch", "offload"})
     raise UsageError(
         f"{config}: {model.label}{_origin(model)} cannot fit at stage {settings.stage}{stages}: {least.text}",
         hint=f"{_way_out(fitting)}; `--no-plan` starts it anyway",
@@ -108,7 +109,7 @@ def _shortage(prediction: Prediction) -> _Shortage | None:
         text = f"{format_bytes(on_gpu)} of model state a rank; {format_bytes(limit)} is what a rank has of GPU memory"
         return _Shortage(on_gpu / max(limit, 1), text)
     on_host = sum(tier.exact_bytes for tier in prediction.tiers if tier.name.startswith("CPU"))
-    limit, needed = machine.host_memory_bytes, on_host * machine.ranks_per_host
+    limit, needed = machine.host_memory_bytes, prediction.host_state_bytes
     if limit is None or needed <= limit:
         return None
     kind = "model state" if machine.on_cpu else "model state in host memory"

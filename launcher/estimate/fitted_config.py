@@ -32,7 +32,7 @@ def fitted_config(
     Args:
         config: the config.
         model: the model.
-        settings: settings of the config.
+        settings: settings of the config; where it says the samples of an update, of one sample a rank.
         machine: machine to train on.
         free: parts of the settings that may differ.
         axes: sizes by letter that were given; of these data ranks, `d`, and micro batches, `m`, follow from others.
@@ -40,6 +40,11 @@ def fitted_config(
     Raises:
         UsageError: nothing fits, or the config asks for what this version does not build.
     """
+    if machine.ranks % axes.get("d", 1):
+        raise UsageError(
+            f"`--axes` says d{axes['d']}; {machine.ranks} ranks do not divide by {axes['d']}",
+            hint="leave d out, or use a divisor of the ranks",
+        )
     blocked = [key for key in settings.planned if ".offload_" not in key]
     if blocked:
         raise UsageError(
@@ -53,8 +58,8 @@ def fitted_config(
             return False
         return inspect(_document(config, chosen, settings), world_size=machine.ranks).config is not None
 
-    samples = None
-    if "m" in axes and config.train_batch_size is not None:
+    samples = config.train_batch_size
+    if samples is not None:
         free = {*free, "batch"}  # samples of a micro batch follow from those of an update
     elif {"d", "m"} <= axes.keys():
         samples = settings.micro_batch * axes["d"] * axes["m"]

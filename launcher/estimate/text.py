@@ -10,7 +10,7 @@ from typing import Any
 from dsrun.config.axes import AXES
 from dsrun.estimate.memory.model_state import FP32_BYTES
 from dsrun.estimate.prediction import Prediction, Tier
-from dsrun.estimate.run.catalogue import ACHIEVABLE, CAUTIOUS
+from dsrun.estimate.run.catalogue import ACHIEVABLE
 from dsrun.estimate.run.machine import Machine
 from dsrun.estimate.run.settings import RunSettings
 from dsrun.estimate.time.axes import AxisTraffic
@@ -204,7 +204,7 @@ def _step_lines(prediction: Prediction) -> list[str]:
         whose |= {axis.name: ", all hosts" if axis.name in across else ", one host" for axis in traffic.axes}
     lines = [f"{'one step of a rank':<20}{'amount':>28}  at least"]
     for floor in prediction.paths:
-        time = f"unknown (`--speed {floor.missing}=`)" if floor.seconds is None else format_duration(floor.seconds)
+        time = f"unknown (`--speed {floor.missing[0]}=`)" if floor.seconds is None else format_duration(floor.seconds)
         mark = "  <- bottleneck" if floor.path == step.bottleneck else ""
         lines.append(f"  {floor.path + whose.get(floor.path, ''):<18}{amounts[floor.path]:>28}  {time}{mark}")
     if step.seconds is None:
@@ -235,10 +235,13 @@ def taken_speeds_text(prediction: Prediction) -> str:
     Args:
         prediction: prediction for what was chosen, without these speeds.
     """
-    unknown = prediction.unknown_speeds
-    if not unknown or "flops" in unknown:
-        return ""
-    return f", unknown speeds taken for {', '.join(f'`{name}` {CAUTIOUS[name] / 1e9:g} GB/s' for name in unknown)}"
+    machine, unknown = prediction.machine, prediction.unknown_speeds
+    return f", unknown speeds taken for {', '.join(_speed_text(machine, name) for name in unknown)}" if unknown else ""
+
+
+def _speed_text(machine: Machine, name: str) -> str:
+    speed = machine.cautious_speed(name)
+    return f"`{name}` {speed / 1e12:g} TFLOP/s" if name == "flops" else f"`{name}` {speed / 1e9:g} GB/s"
 
 
 def _share_of_peak(prediction: Prediction) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 from dsrun.choices.gather_plan import LEAVING_COUNT, leaving_numel
 from dsrun.estimate.memory.checkpoint_copy import checkpoint_copy_bytes
@@ -117,8 +119,9 @@ class Prediction:
         machine: machine on which the run takes place.
         state: model state of a rank of the fullest pipeline stage, wherever it lies.
         tiers: memory of one rank of the fullest pipeline stage.
-        host_bytes: host memory of all ranks of one host.
-        save_bytes: bytes of host memory that all ranks of one host take in addition from their first save on.
+        host_bytes: host memory of all ranks of the host that needs the most.
+        host_state_bytes: part of such a host's memory that model and config alone tell.
+        save_bytes: bytes of host memory that all ranks of such a host take in addition from their first save on.
         traffic: bytes and arithmetic of one optimizer step, of a rank with the most of each.
         paths: shortest time of each path.
         step: shortest time of a step.
@@ -134,6 +137,7 @@ class Prediction:
     state: StateBytes
     tiers: tuple[Tier, ...]
     host_bytes: int
+    host_state_bytes: int
     save_bytes: int
     traffic: StepTraffic
     paths: tuple[Floor, ...]
@@ -197,7 +201,7 @@ class Prediction:
     @property
     def unknown_speeds(self) -> tuple[str, ...]:
         """Names of the speeds, as `Speeds` has them, without which the time of a path is not known."""
-        return tuple(dict.fromkeys(floor.missing for floor in self.paths if floor.missing is not None))
+        return tuple(dict.fromkeys(name for floor in self.paths for name in floor.missing))
 
     def tier(self, name: str) -> Tier:
         """Returns a tier by its name."""
@@ -216,6 +220,10 @@ class _StageNeeds:
     @property
     def host_bytes(self) -> int:
         return sum(tier.total_bytes for tier in self.tiers if tier.name.startswith("CPU"))
+
+    @property
+    def host_state_bytes(self) -> int:
+        return sum(tier.exact_bytes for tier in self.tiers if tier.name.startswith("CPU"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,15 +281,21 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine, *, exact:
     fullest = max(range(len(needs)), key=lambda number: (needs[number].tiers[0].total_bytes, -number))
     traffic = most_traffic([need.traffic for need in needs])
     paths = floors(traffic, settings, machine, stretch=1.0 if pipeline is None else pipeline.stretch)
-    share = machine.ranks_per_host
+    on_hosts = _stages_of_hosts(machine, len(needs))
+
+    def most_on_host(bytes_of: Callable[[_StageNeeds], int]) -> int:
+        return max(sum(count * bytes_of(needs[stage]) for stage, count in on.items()) for on in on_hosts)
+
+    host_bytes = most_on_host(lambda need: need.host_bytes)
     return Prediction(
         model=model,
         settings=settings,
         machine=machine,
         state=needs[fullest].state,
-        tiers=needs[fullest].tiers,
-        host_bytes=share * max(need.host_bytes for need in needs),
-        save_bytes=share * max(need.copied for need in needs),
+        tiers=_shared_by_need(needs[fullest], host_bytes, machine.ranks_per_host),
+        host_bytes=host_bytes,
+        host_state_bytes=most_on_host(lambda need: need.host_state_bytes),
+        save_bytes=most_on_host(lambda need: need.copied),
         traffic=traffic,
         paths=paths,
         step=step_floor(paths),
@@ -289,6 +303,33 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine, *, exact:
         pipeline=pipeline,
         fullest=fullest,
         stage_bytes=tuple(need.tiers[0].total_bytes for need in needs),
+    )
+
+
+@cache
+def _ranks_of_stages(ranks: int, ranks_per_host: int, stages: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Returns (stage, ranks) of each kind of host: ranks of a stage are neighbours."""
+    each = ranks // stages
+    hosts = (range(first, min(first + ranks_per_host, ranks)) for first in range(0, ranks, ranks_per_host))
+    return tuple(dict.fromkeys(tuple(Counter(rank // each for rank in host).items()) for host in hosts))
+
+
+def _stages_of_hosts(machine: Machine, stages: int) -> list[dict[int, int]]:
+    """Returns the ranks that a host has of each pipeline stage, for each kind of host."""
+    return [dict(on) for on in _ranks_of_stages(machine.ranks, machine.ranks_per_host, stages)]
+
+
+def _shared_by_need(need: _StageNeeds, host_bytes: int, ranks_per_host: int) -> tuple[Tier, ...]:
+    """Returns a rank's memory with the part of the host's that is its own: by what it needs of what all there need."""
+    even = need.host_bytes * ranks_per_host == host_bytes
+    if even or not host_bytes:
+        return need.tiers
+    part = need.host_bytes * ranks_per_host / host_bytes
+    return tuple(
+        replace(tier, limit_bytes=int(tier.limit_bytes * part))
+        if tier.limit_bytes is not None and tier.name.startswith("CPU")
+        else tier
+        for tier in need.tiers
     )
 
 

@@ -72,7 +72,7 @@ def step_seconds(name: ScheduleName, costs: Costs, *, ranks: int, micros: int, v
         return _chunk_by_chunk(costs, ranks, micros)
     rounds = rounds_of(name, ranks, virtual)
     count = (micros - rounds.fewest) // rounds.each
-    largest = max(*costs.forward, *costs.input_grads, *costs.weight_grads, costs.link)
+    largest = max(*costs.forward, *costs.input_grads, *costs.weight_grads, costs.link if ranks > 1 else 0)
     if count <= 0 or not largest:
         return simulate(
             make_schedule(name, ranks=ranks, micros=min(micros, rounds.fewest), virtual=virtual), costs

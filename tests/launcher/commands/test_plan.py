@@ -780,6 +780,11 @@ def test_fit_divides_the_samples_of_an_update_by_given_ranks_and_micro_batches(t
     assert document["train_batch_size"] == 32
     assert document["train_micro_batch_size_per_gpu"] == 4
     assert document["gradient_accumulation_steps"] == 4
+    fitted = invoke("plan", *words[:-1], "d2m16")
+    assert json.loads(fitted.stdout)["train_micro_batch_size_per_gpu"] == 1, "the four ranks alone take no 16"
+    refused = invoke("plan", *words[:-1], "d3m4")
+    assert refused.exit_code == 2
+    assert "`--axes` says d3; 4 ranks do not divide by 3" in refused.stderr
 
 
 def test_fit_says_how_a_script_trains_stages_that_an_option_asked_for(tmp_path: Path) -> None:
@@ -788,3 +793,16 @@ def test_fit_says_how_a_script_trains_stages_that_an_option_asked_for(tmp_path: 
     words = ["plan", "350M", "--gpus", "4xA100-80G", "--seq", "512", "--config", str(path), "--fit"]
     assert "the script trains with `engine.train_batch`" in invoke(*words, "--axes", "p4").stderr
     assert "engine.train_batch" not in invoke(*words, "--axes", "p1").stderr
+
+
+def test_a_stage_that_is_chosen_by_assumed_speeds_says_so() -> None:
+    told = as_json("1B", "--gpus", "2x4xL40S-48G", "--seq", "2048")
+    (note,) = [one for one in told["assumed"] if one.startswith("no `--config`")]
+    assert note.endswith("(the fastest that fits, unknown speeds taken for `network` 1.25 GB/s)")
+
+
+def test_fit_says_that_no_speed_of_processors_is_known() -> None:
+    fitted = invoke("plan", "350M", "-n", "4", "--seq", "512", "--host-memory", "64G", "--fit")
+    assert fitted.exit_code == 0, fitted.stderr
+    assert "unknown speeds taken for `flops` 0.05 TFLOP/s" in fitted.stderr
+    assert "pipeline" not in json.loads(fitted.stdout)

@@ -124,3 +124,18 @@ def test_stages_that_the_script_may_choose_are_refused_where_none_fits(config: s
         refuse_misfit(from_count(7 * BILLION), config, gpus(4, 20 * GIB), most_ranks=4, planned={"pipe": 1})
     bare = replace(from_count(7 * BILLION), architecture=None)
     refuse_misfit(bare, config, gpus(4, 20 * GIB), most_ranks=4)
+
+
+def test_a_host_is_held_to_what_all_its_stages_have(config: str) -> None:
+    """Of 24 blocks one stage has 21, and three have one each: together as much as the model, and no more."""
+    host = Machine(label="cpu", ranks=4, ranks_per_host=4, host_memory_bytes=40 * GIB)
+    _with(config, pipeline={"stages": 4, "partition": [0, 1, 2, 3, 22]}, gradient_accumulation_steps=4)
+    model = from_count(BILLION)
+    assert model.architecture is not None
+    refuse_misfit(model, config, host, most_ranks=4)
+
+
+def test_bounds_of_stages_are_those_of_blocks_in_what_would_fit_too(config: str) -> None:
+    _with(config, pipeline={"stages": 4, "partition": [0, 8, 16, 24, 32]}, gradient_accumulation_steps=4)
+    with pytest.raises(UsageError, match="cannot fit at stage 0"):
+        refuse_misfit(from_count(7 * BILLION), config, gpus(4, 20 * GIB), most_ranks=4)

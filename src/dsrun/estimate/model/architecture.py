@@ -95,6 +95,17 @@ class Architecture:
         groups = -(-self.kv_heads // ranks)
         return groups * (self.heads // self.kv_heads) * self.head_dim, groups * self.head_dim
 
+    def most_of_block(self, ranks: int) -> int:
+        """Returns the parameters of one block's matrices on the rank that has most of them.
+
+        Args:
+            ranks: ranks that share the block.
+        """
+        queries, keys = self.widths_on_rank(ranks)
+        biases = queries + 2 * keys if self.qkv_bias else 0
+        mlp = (3 if self.gated else 2) * self.hidden * -(-self.intermediate // ranks)
+        return 2 * self.hidden * (queries + keys) + biases + mlp
+
     @property
     def kv_numel(self) -> int:
         """Parameters of one block that make keys and values."""

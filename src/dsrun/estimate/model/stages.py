@@ -60,6 +60,8 @@ class _Layers:
     loose: tuple[UnitGroup, ...]
 
 
+#: Numbers of a unit that ranks which share layers have parts of.
+_CUT_NUMELS = ("numel", "frozen", "frozen_numel")
 #: Cuts that are kept: a search asks for the same ones again and again.
 _MOST_CUTS = 1024
 
@@ -87,7 +89,7 @@ def cut_into_stages(model: ModelSize, settings: RunSettings) -> tuple[StageSize,
             f"{shape.kv_heads} of keys, which {tensor} ranks cannot share",
             hint=f"use a size that divides {shape.heads}, and is a multiple or a divisor of {shape.kv_heads}",
         )
-    model = _with_repeated_keys(model, settings)
+    model = _in_even_parts(model, settings)
     if settings.stages == 1:
         return (whole_model(model, settings.sequence),)
     how = (settings.schedule, settings.partition, settings.sequence)
@@ -185,20 +187,25 @@ def _place_of_blocks(units: Sequence[UnitGroup], shape: Architecture) -> int | N
     return next((n for n in alike if not units[n].uncut or units[n].uncut < units[n].numel), None)
 
 
-def _with_repeated_keys(model: ModelSize, settings: RunSettings) -> ModelSize:
-    """Returns the model with what its blocks leave whole where ranks that share a layer are more than heads of keys.
+def _in_even_parts(model: ModelSize, settings: RunSettings) -> ModelSize:
+    """Returns the model with blocks of which the ranks that share them have even parts, as large as the fullest one.
 
-    Each rank has all keys' and values' projections then, and sums up their gradients with the others, as it does those
-    of norms that work on slices of the sequence: these are units together.
+    Where ranks are more than heads of keys, each has all keys' and values' projections, and sums up their gradients
+    with the others, as it does those of norms that work on slices of the sequence: these are units together. Where
+    heads do not divide, the first ranks have one more, with its queries.
     """
-    shape = model.architecture
+    shape, ranks = model.architecture, settings.tensor_parallel
     at = None if shape is None else _place_of_blocks(model.units, shape)
-    if shape is None or at is None or settings.tensor_parallel <= shape.kv_heads:
+    if shape is None or at is None or ranks == 1:
         return model
     blocks = model.units[at]
     # A model may be told by its size alone, with the layers of another one.
-    numel = round(shape.kv_numel * min(1.0, blocks.numel / shape.block_numel))
-    if settings.sequence_slices:
+    numel, part = round(shape.kv_numel * min(1.0, blocks.numel / shape.block_numel)), shape.most_of_block(ranks)
+    if ranks <= shape.kv_heads:
+        more = part * ranks - shape.most_of_block(1)
+        grown = {name: round(getattr(blocks, name) * (1 + more / shape.block_numel)) for name in _CUT_NUMELS}
+        blocks = replace(blocks, **grown) if more else blocks
+    elif settings.sequence_slices:
         blocks = replace(blocks, uncut=blocks.uncut + numel)
     else:
         blocks = replace(blocks, repeated=numel)

@@ -19,9 +19,11 @@ ACHIEVABLE = {"compute": 0.8, "memory": 0.9, "links": 0.8}
 _GB = 10**9
 _MIB = 1 << 20
 #: Bytes per second that a search takes paths of unknown speed for, by the names of `Speeds`, so that nothing unknown is
-#: free. Assumed, not measured, and never told as a time: slow ones of their kind. Ranks of a host over PCIe 3.0 x8;
-#: hosts over 10 Gb/s Ethernet; a processor of one rank; two channels of DDR4-2666; one drive on PCIe 3.0 x4.
+#: free. Assumed, not measured, and never told as a time: slow ones of their kind. A GPU of a few generations ago; ranks
+#: of a host over PCIe 3.0 x8; hosts over 10 Gb/s Ethernet; a core's part of its processor's memory; two channels of
+#: DDR4-2666; one drive on PCIe 3.0 x4.
 CAUTIOUS = {
+    "flops": 50e12,
     "memory": 10e9,
     "peer": 8e9,
     "network": 1.25e9,
@@ -30,6 +32,8 @@ CAUTIOUS = {
     "nvme_read": 3e9,
     "nvme_write": 1e9,
 }
+#: The same of a rank that computes on a core.
+CAUTIOUS_CORE_FLOPS = 50e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

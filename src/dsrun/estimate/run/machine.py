@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from dsrun.estimate.run.catalogue import ACHIEVABLE, CAUTIOUS, GpuSpec
+from dsrun.estimate.run.catalogue import ACHIEVABLE, CAUTIOUS, CAUTIOUS_CORE_FLOPS, GpuSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,15 +97,18 @@ class Machine:
         return replace(known, **stated)
 
     def with_cautious_speeds(self) -> Machine:
-        """Returns the machine with `CAUTIOUS` speeds where nothing tells, for a choice among layouts.
-
-        The machine as it is where the speed of computing is not known: then no time tells layouts apart.
-        """
+        """Returns the machine with cautious speeds where nothing tells, for a choice among layouts."""
         known = self.speeds(half=True)
-        unknown = {name: speed for name, speed in CAUTIOUS.items() if getattr(known, name) is None}
-        if known.flops is None or not unknown:
-            return self
-        return replace(self, given=replace(self.given, **unknown))
+        unknown = {name: self.cautious_speed(name) for name in Speeds.names() if getattr(known, name) is None}
+        return replace(self, given=replace(self.given, **unknown)) if unknown else self
+
+    def cautious_speed(self, name: str) -> float:
+        """Returns what a choice takes a speed for that is not known: a slow one of its kind, see `CAUTIOUS`.
+
+        Args:
+            name: name of the speed.
+        """
+        return CAUTIOUS_CORE_FLOPS if name == "flops" and self.on_cpu else CAUTIOUS[name]
 
 
 def _speeds_of(gpu: GpuSpec, ranks_per_host: int, *, half: bool) -> Speeds:

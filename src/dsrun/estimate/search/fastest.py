@@ -32,8 +32,8 @@ from dsrun.estimate.search.layouts import divisors, layouts
 
 #: How much faster an offloaded step has to be: floors take its transfers for hidden, and the update beside backward.
 _OFFLOAD_MARGIN = 1.1
-#: (rounded seconds, bytes on the wire where no speed is known, then what is preferred of equals).
-_Order = tuple[float, int, int, int, int, int, int, int, int]
+#: (rounded seconds, then what is preferred of equals).
+_Order = tuple[float, int, int, int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,6 @@ class _Candidate:
     Attributes:
         settings: the settings.
         seconds: seconds that a step takes at least, with these settings and with all that needs more memory.
-        network_bytes: bytes that it sends at least; counted where no speed is known.
         steps: position among what is offloaded, and among what is recomputed.
         prediction: prediction that says that they fit; None: they are not priced yet.
         is_exact: whether a pipeline's schedule was simulated for it; else its formula has told what ranks wait.
@@ -51,7 +50,6 @@ class _Candidate:
 
     settings: RunSettings
     seconds: float
-    network_bytes: int
     steps: tuple[int, int]
     prediction: Prediction | None = None
     is_exact: bool = False
@@ -61,7 +59,6 @@ class _Candidate:
         chosen = self.settings
         return (
             rounded(self.seconds * (_OFFLOAD_MARGIN if self.steps[0] else 1.0)),
-            self.network_bytes,
             *self.steps,
             chosen.stages,
             chosen.tensor_parallel,
@@ -82,9 +79,9 @@ def fastest(
 ) -> Choice | None:
     """Returns the fastest settings that fit and that this version runs; None where there are none.
 
-    Samples of an optimizer step stay as they are. Paths of unknown speed are taken for cautious ones in choosing, and
-    told without; where the speed of computing is not known, the order is that of bytes on the wire. Of equals, the
-    least offloaded, the least recomputed, fewer pipeline stages, fewer ranks that share a layer, the lower ZeRO stage
+    Samples of an optimizer step stay as they are. Speeds that are not known are taken for cautious ones in choosing,
+    and told without. Of equals, the least offloaded, the least recomputed, fewer pipeline stages, fewer ranks that
+    share a layer, the lower ZeRO stage
     and the larger micro batch. Offloading is tried where the memory that it needs is known, and of settings
     that do not fit without; it has to be a tenth faster than what needs none. Ranks that share a layer are on one host
     unless nothing else fits. What the search leaves out is told in docs/internals/plan.md.
@@ -155,11 +152,11 @@ class _Search:
                 seconds = self.compute * least_stretch(cut)
                 for stage in stages_of_zero(cut) if "stage" in self.free else [stage_in(cut, cut.stage)]:
                     if takes_offload(made := replace(cut, stage=stage), cut.offload_optimizer, cut.offload_param):
-                        yield _Candidate(made, seconds, 0, (0, 0))
+                        yield _Candidate(made, seconds, (0, 0))
 
     def _next(self, candidate: _Candidate) -> Iterator[_Candidate]:
         """Yields the settings with their price, if they fit, else those that need less memory and more time."""
-        settings, seconds, network = candidate.settings, candidate.seconds, candidate.network_bytes
+        settings, seconds = candidate.settings, candidate.seconds
         layout = (settings.stages, settings.tensor_parallel, settings.schedule, settings.chunks_per_rank)
         # With one micro batch an update, nothing has to be summed up, which takes memory where states are elsewhere.
         sums_up = settings.accumulation_steps > 1
@@ -167,31 +164,27 @@ class _Search:
         smaller = settings.micro_batch < self.too_large.get(alike, settings.micro_batch + 1)
         if smaller and self._may_fit(settings):
             prediction = predict(self.model, settings, self.machine, exact=False)
-            if prediction.step.seconds is None or not prediction.step.complete:
-                network = max(network, prediction.traffic.network_bytes)
-            else:
-                # By its floor alone, an update in host memory beside the backward would be faster than one on the GPU.
-                seconds = max(seconds, prediction.step.seconds)
+            # By its floor alone, an update in host memory beside the backward would be faster than one on the GPU.
+            seconds = max(seconds, prediction.step.seconds or 0.0)
             if prediction.fits is not False:
                 if settings.can_run:
-                    yield replace(candidate, seconds=seconds, network_bytes=network, prediction=prediction)
+                    yield replace(candidate, seconds=seconds, prediction=prediction)
                 return
             self.too_large[alike] = settings.micro_batch  # a larger one holds no less
         offloaded, recomputed = candidate.steps
         if recomputed + 1 < len(self.recomputations):
             changed = with_recomputation(settings, self.recomputations[recomputed + 1])
-            yield _Candidate(changed, seconds, network, (offloaded, recomputed + 1))
+            yield _Candidate(changed, seconds, (offloaded, recomputed + 1))
         for more in range(offloaded + 1, len(self.offloads)) if recomputed == 0 else ():
             if takes_offload(settings, *self.offloads[more]):
-                yield _Candidate(with_offload(settings, *self.offloads[more]), seconds, network, (more, 0))
+                yield _Candidate(with_offload(settings, *self.offloads[more]), seconds, (more, 0))
                 return
 
     def _simulated(self, candidate: _Candidate) -> Iterator[_Candidate]:
         """Yields the settings with what a simulation of their pipeline says: its formula takes chunks for even."""
         prediction = predict(self.model, candidate.settings, self.machine)
         if prediction.fits is not False:
-            seconds = prediction.step.seconds if prediction.step.complete else None
-            seconds = candidate.seconds if seconds is None else seconds
+            seconds = prediction.step.seconds or candidate.seconds
             yield replace(candidate, seconds=seconds, prediction=prediction, is_exact=True)
 
     def _may_fit(self, settings: RunSettings) -> bool:

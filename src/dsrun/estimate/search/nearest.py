@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
@@ -13,8 +13,10 @@ from dsrun.estimate.run.machine import Machine
 from dsrun.estimate.run.settings import RunSettings
 from dsrun.estimate.search.bounds import least_bytes
 from dsrun.estimate.search.changes import (
+    EVERYTHING,
     RECOMPUTATIONS,
     Choice,
+    Free,
     changes,
     offloads,
     recomputation_of,
@@ -34,7 +36,13 @@ _MOST_CHANGES = 4
 
 
 def nearest(
-    model: ModelSize, settings: RunSettings, machine: Machine, *, most_ranks: int, count: int = 3
+    model: ModelSize,
+    settings: RunSettings,
+    machine: Machine,
+    *,
+    most_ranks: int,
+    free: Collection[Free] = EVERYTHING,
+    count: int = 3,
 ) -> list[Choice]:
     """Returns settings that fit and that this version runs: the fewest things changed first, and of these the fastest.
 
@@ -47,9 +55,11 @@ def nearest(
         settings: settings that do not fit.
         machine: machine on which the settings do not fit.
         most_ranks: ranks there could be on one host; 0 keeps them as they are.
+        free: parts of the settings that may differ, beside the format.
         count: largest number of choices to return.
     """
     options = _options(model, settings, machine, most_ranks)
+    options = {name: values for name, values in options.items() if name in free or name not in EVERYTHING}
     cautious = machine.with_cautious_speeds()
     found: list[tuple[tuple[float, ...], frozenset[str], Choice]] = []
     for number in range(1, _MOST_CHANGES + 1):
@@ -135,7 +145,7 @@ def _fitting(
 
 def _distance(asked: RunSettings, machine: Machine, choice: Choice) -> tuple[float, ...]:
     changed, ranks = choice.prediction.settings, choice.prediction.machine.ranks
-    seconds = choice.prediction.step.seconds if choice.prediction.step.complete else None
+    seconds = choice.prediction.step.seconds
     return (
         # Of as many changes, those come last that change results.
         changed.compute_bytes != asked.compute_bytes,

@@ -56,15 +56,18 @@ def plan_open_axes(
             not divide, or are not divided as was asked for.
     """
     best: tuple[tuple[float, ...], Mapping[str, int], Prediction] | None = None
-    cautious = machine.with_cautious_speeds()
+    cautious, is_timed = machine.with_cautious_speeds(), machine.speeds(half=True).flops is not None
     tried: dict[str, set[int]] = {}
     for over_hosts in (False, True) if machine.hosts > 1 else (False,):
         for sizes in _choices(config, model, machine, over_hosts=over_hosts):
             for axis, size in sizes.items():
                 tried.setdefault(axis, set()).add(size)
             prediction = _predicted(sizes, model, cautious, reread, settings_of)
-            if prediction is not None and (best is None or _order(prediction, sizes) < best[0]):
-                best = _order(prediction, sizes), sizes, prediction
+            if prediction is None:
+                continue
+            order = _order(prediction, sizes, is_timed=is_timed)
+            if best is None or order < best[0]:
+                best = order, sizes, prediction
         if best is not None and best[2].fits is not False:
             break
     if best is None:
@@ -99,8 +102,8 @@ def _predicted(
         return None
 
 
-def _order(prediction: Prediction, sizes: Mapping[str, int]) -> tuple[float, ...]:
-    settings, seconds = prediction.settings, prediction.step.seconds if prediction.step.complete else None
+def _order(prediction: Prediction, sizes: Mapping[str, int], *, is_timed: bool) -> tuple[float, ...]:
+    settings, seconds = prediction.settings, prediction.step.seconds if is_timed else None
     ranks = settings.ranks_of("batch", prediction.machine.ranks)
     samples = settings.micro_batch * settings.accumulation_steps * ranks
     missing = 0 if prediction.fits is not False else prediction.tiers[0].total_bytes

@@ -71,7 +71,7 @@ def _first(row: tuple[_Order, Prediction]) -> _Order:
 
 
 def _order(prediction: Prediction) -> _Order:
-    seconds = prediction.step.seconds if prediction.step.complete else None
+    seconds = prediction.step.seconds
     # Of what does not fit, that which lacks the least.
     needed = 0 if prediction.fits is not False else prediction.tiers[0].total_bytes
     return prediction.fits is False, needed or (0.0 if seconds is None else seconds), prediction.traffic.network_bytes

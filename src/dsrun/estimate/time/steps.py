@@ -72,13 +72,13 @@ class Floor:
     Attributes:
         path: name of the path.
         seconds: None where a speed is not known.
-        missing: the speed that is not known.
+        missing: speeds that are not known.
         in_series: whether computing stands still meanwhile, so that the times add up.
     """
 
     path: str
     seconds: float | None
-    missing: str | None = None
+    missing: tuple[str, ...] = ()
     in_series: bool = False
 
 
@@ -256,7 +256,7 @@ def floors(traffic: StepTraffic, settings: RunSettings, machine: Machine, *, str
 def _floor(path: str, amount: float, speed: float | None, name: str, *, in_series: bool = False) -> Floor | None:
     if not amount:
         return None
-    return Floor(path, None if speed is None else amount / speed, name if speed is None else None, in_series)
+    return Floor(path, None if speed is None else amount / speed, (name,) if speed is None else (), in_series)
 
 
 def _axis_floor(
@@ -279,7 +279,7 @@ def _axis_floor(
         wire = "network" if axis.crosses_hosts else "peer"
         speed = getattr(speeds, wire)
         if speed is None:
-            return Floor(name, None, wire, in_series)
+            return Floor(name, None, (wire,), in_series)
         # Every set of ranks that spans hosts sends through the network of each of them once, all at the same time.
         sets = machine.ranks_per_host / axis.peers_per_host if axis.crosses_hosts else 1
         seconds = axis.sent_bytes * sets / speed
@@ -300,7 +300,8 @@ def _nvme(traffic: StepTraffic, speeds: Speeds) -> Floor | None:
     if not traffic.nvme_read_bytes and not traffic.nvme_write_bytes:
         return None
     if speeds.nvme_read is None or speeds.nvme_write is None:
-        return Floor("NVMe", None, "nvme_read" if speeds.nvme_read is None else "nvme_write")
+        missing = tuple(name for name in ("nvme_read", "nvme_write") if getattr(speeds, name) is None)
+        return Floor("NVMe", None, missing)
     return Floor("NVMe", traffic.nvme_read_bytes / speeds.nvme_read + traffic.nvme_write_bytes / speeds.nvme_write)
 
 

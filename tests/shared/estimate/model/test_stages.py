@@ -190,3 +190,14 @@ def test_a_model_whose_heads_cannot_be_dealt_to_the_ranks_is_refused(ranks: int,
         f"which {ranks} ranks cannot share\n"
         "hint: use a size that divides 8, and is a multiple or a divisor of 4"
     )
+
+
+def test_units_are_as_large_as_those_of_the_rank_with_the_most_heads() -> None:
+    """Of 4 heads with keys of their own 3 ranks have 2, 1 and 1, and of 512 columns of the MLP 171, 171 and 170."""
+    model = from_architecture(SHAPE, label="m")
+    (stage,) = cut_into_stages(model, settings(1, axis_sizes={"tensor": 3}))
+    (blocks,) = (unit for unit in stage.model.units if unit.name == "blocks")
+    fullest = 128 * 4 * 64 + 3 * 128 * 171
+    assert blocks.numel == pytest.approx(3 * fullest + 2 * 128, abs=3)
+    (even,) = cut_into_stages(model, settings(1, axis_sizes={"tensor": 2}))
+    assert even.model.units == model.units

@@ -216,9 +216,9 @@ def test_a_path_whose_speed_is_not_known_says_which() -> None:
     data = AxisTraffic(name="data", axes=("data",), ranks=2, peers_per_host=2, buffers={"all_reduce": 1})
     paths = floors(step_traffic(from_count(10**6), UNITS, BF16, on_cpu, axes=(data,)), BF16, on_cpu)
     assert paths == (
-        Floor("compute", None, "flops", in_series=True),
-        Floor("optimizer", None, "memory", in_series=True),
-        Floor("data", None, "peer"),
+        Floor("compute", None, ("flops",), in_series=True),
+        Floor("optimizer", None, ("memory",), in_series=True),
+        Floor("data", None, ("peer",)),
     )
     assert step_floor(paths).seconds is None
 
