@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from dsrun.estimate.prediction import Prediction, Tier
+from dsrun.estimate.memory.tiers import Tier
+from dsrun.estimate.prediction import Prediction
 from dsrun.estimate.search.changes import Choice, recomputation_of
 from dsrun.units import format_bytes, format_duration
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from dsrun.config.axes import AXES
 from dsrun.estimate.memory.model_state import FP32_BYTES
-from dsrun.estimate.prediction import Prediction, Tier
+from dsrun.estimate.memory.tiers import Tier
+from dsrun.estimate.prediction import Prediction
 from dsrun.estimate.run.catalogue import ACHIEVABLE
 from dsrun.estimate.run.machine import Machine
 from dsrun.estimate.run.settings import RunSettings
