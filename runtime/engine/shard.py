@@ -41,7 +41,7 @@ from .compose.describe import hidden_size
 from .compose.request import Request
 from .host.disk import file_of_parameters
 from .host.tiers import Tiers
-from .model.first_values import draw_meta
+from .model.first_values import draw_meta, share_ties
 from .model.sharded import ShardedModel, sums_of
 from .model.stages import CutModel
 from .model.trained_units import trained_units
@@ -74,7 +74,7 @@ def shard_model(
 ) -> ShardedModel:
     """Takes a model's parameters over: to this rank's device, with rank 0's values, into flat buffers.
 
-    Enters the collectives of `draw_meta`, `build_units`, `join_frozen` and `place_frozen`.
+    Enters the collectives of `draw_meta`, `share_ties`, `build_units`, `join_frozen` and `place_frozen`.
 
     Args:
         request: the model, the same on every rank, and the optimizer groups of its parameters.
@@ -97,6 +97,7 @@ def shard_model(
     mark_leaves(model, classes=leaves.classes, names=leaves.names, name_suffixes=leaves.name_suffixes, say=say)
     slices = _slices_of_parameters(settings, plan, mesh, tiers, say=say)
     draw_meta(model, settings, mesh, on_host=slices is not None, cuts=cuts)
+    share_ties(chunks.stages, mesh)
     left_out = mark_left_out(model, assignment.group_of)  # by now, for those on the meta device have been made anew
     if left_out:
         _tell_left_out(left_out, say)

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from dsrun.config.config import Config
 
 from ...layout.cuts import NO_CUTS, Cuts
+from ...mesh.collectives import Collectives
 from ...mesh.join.groups import ProcessGroupMesh
 from ...parallel.pipeline.module import PipelineModule
+from ...parallel.pipeline.stages import Stages
 from ...zero.creation.meta import has_meta, materialise
 from ...zero.creation.unbuilt import UnbuiltOwner, UnbuiltParameters
 from ...zero.partition_parameters import home_of, memory_of, set_memory
@@ -57,12 +59,27 @@ def share_over_stages(model: nn.Module, mesh: ProcessGroupMesh) -> None:
     if mesh.pipe.size == 1:
         return
     for tensor in [*model.parameters(), *model.buffers()]:
-        home = home_of(tensor)
-        if isinstance(home, UnbuiltOwner):
-            if home.nursery.world_size < mesh.world.size:  # else one broadcast has reached all stages
-                home.piece = _of_first_stage(home.piece, mesh)  # of a line through the stages, all have one slice
-        elif home is None and not tensor.is_meta:
-            set_memory(tensor, _of_first_stage(memory_of(tensor), mesh))
+        _share(tensor, mesh.pipe, 0, mesh)
+
+
+def share_ties(stages: Stages, mesh: ProcessGroupMesh) -> None:
+    """Gives every stage that uses a parameter the values of the stage that uses it first; a broadcast a parameter.
+
+    On the meta device each of them has drawn it as the module draws that reads it there. Where it is trained, its unit
+    is one of all these stages; where it is frozen, nothing else brings it to one value.
+
+    Args:
+        stages: chunks of this rank; each parameter that several chunks use has values, or files have promised them.
+        mesh: ranks in their stages.
+    """
+    # Of several uses on this rank the first one's parameter has the memory, see [Note: uses of a parameter].
+    of_chunks = sorted(stages.tied, key=lambda tied: tied.chunk, reverse=True)
+    # In one order on all ranks, for a rank may be in several sets of stages.
+    for _, tied in sorted({tied.name: tied for tied in of_chunks}.items()):
+        users = sorted({stages.rank_of[chunk] for chunk in tied.chunks})
+        if len(users) > 1:
+            source = users.index(stages.rank_of[tied.chunks[0]])
+            _share(tied.param, mesh.ties_over(users), source, mesh)
 
 
 def draw_meta(
@@ -92,14 +109,24 @@ def _signed(seed: int) -> int:
     return seed - (1 << 64) if seed >= 1 << 63 else seed
 
 
-def _of_first_stage(own: Tensor, mesh: ProcessGroupMesh) -> Tensor:
-    """Returns the first stage's values, on the device of a rank's own ones."""
+def _share(tensor: Tensor, line: Collectives, source: int, mesh: ProcessGroupMesh) -> None:
+    """Gives a tensor, or this rank's slice of it, the values that a rank of a line through the stages has."""
+    home = home_of(tensor)
+    if isinstance(home, UnbuiltOwner):
+        if home.nursery.world_size < mesh.world.size:  # else one broadcast has reached all stages
+            home.piece = _values_of(source, home.piece, line, mesh)  # on such a line all have one slice
+    elif home is None and not tensor.is_meta:
+        set_memory(tensor, _values_of(source, memory_of(tensor), line, mesh))
+
+
+def _values_of(source: int, own: Tensor, line: Collectives, mesh: ProcessGroupMesh) -> Tensor:
+    """Returns the values of the source, on the device of a rank's own ones."""
     if not own.numel():
         return own
     sent = own.detach().to(mesh.device, copy=True, memory_format=torch.contiguous_format)
     # As bytes, for a backend need not know every dtype (Gloo has no bool).
-    mesh.pipe.broadcast(sent.view(-1).view(torch.uint8), source=0, label=_LABEL).wait()
-    if mesh.pipe.rank == 0:
+    line.broadcast(sent.view(-1).view(torch.uint8), source=source, label=_LABEL).wait()
+    if line.rank == source:
         return own
-    with mesh.pipe.reading(_LABEL):
+    with line.reading(_LABEL):
         return sent.to(own.device)

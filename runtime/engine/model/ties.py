@@ -23,7 +23,7 @@ from ...mesh.agree.same import check_agreement
 from ...mesh.join.groups import ProcessGroupMesh
 from ...mesh.sums import add_scaled, set_scaled
 from ...parallel.pipeline.stages import Stages
-from ...zero.partition_parameters import memory_of
+from ...zero.partition_parameters import home_of, memory_of
 from ...zero.units.trained import is_trained
 from ...zero.units.unit import ParamUnit
 
@@ -227,7 +227,13 @@ def check_uses(stages: Stages, cuts: Cuts, mesh: ProcessGroupMesh) -> None:
     for tied in stages.tied:
         cut = cuts.get(id(tied.param))
         if cut is not None and cut.placement.stages:
-            how = {"shape": list(tied.param.shape), "cut": str(cut.whole), "summed over": cut.placement.summed_over}
+            how = {
+                "shape": list(tied.param.shape),
+                "cut": str(cut.whole),
+                "summed over": cut.placement.summed_over,
+                "is_meta": tied.param.is_meta,
+                "home": type(home_of(tied.param)).__name__,
+            }
             facts.setdefault(cut.placement.stages, {})[tied.name] = how
     for users, own in sorted(facts.items()):  # in one order on all ranks, for a rank may be in several sets
         peers = mesh.spec.peers(mesh.info.rank, mesh.spec.role_axes("pipe"))

@@ -83,8 +83,6 @@ def take_values(unit: ParamUnit, whole_N: Tensor, *, device: torch.device) -> bo
         home = home_of(param)
         if isinstance(home, UnbuiltOwner):
             view.copy_(home.nursery.give(home))
-            if unit.placement.stages:  # each has drawn its own
-                replicas.broadcast(view.view(-1), source=0, label=unit.label).wait()
         elif isinstance(home, UnitHome) and is_zero_param(param):
             view.copy_(home.access.pieces.hand_over(home, replicas))
         elif isinstance(home, StoredHome):

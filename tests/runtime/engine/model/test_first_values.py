@@ -6,6 +6,7 @@ Ranks are processes: generators, `zero.Init` and the meta device are a process's
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -34,8 +35,8 @@ class Shifted(Model):
             module.register_buffer("counts", torch.randint(100, (3,)))
 
 
-def _begun(case: Case, how: str) -> dict[str, Tensor]:
-    """Returns the whole model's first values on a rank that has a seed of its own."""
+def _begun(case: Case, how: str, freeze: Sequence[str] = ()) -> dict[str, Tensor]:
+    """Returns the whole model's first values, and this rank's own, on a rank that has a seed of its own."""
     torch.manual_seed(7 + int(os.environ["RANK"]))
     within: Any = nullcontext()
     if how == "slices":
@@ -46,12 +47,19 @@ def _begun(case: Case, how: str) -> dict[str, Tensor]:
         model = Shifted(tied=case.tied, on_meta=how == "meta")
     if how == "head on meta":
         model.head.to("meta")
+    for name in freeze:
+        model.get_parameter(name).requires_grad_(False)
     engine: Any = dsrun.initialize(model=model, config=case.config())[0]
     try:
         values = engine.module_state_dict(all_ranks=True)
         assert values is not None
         buffers = {f"own {name}": buffer.clone() for name, buffer in engine.module.named_buffers()}
-        return {**{name: value.clone() for name, value in values.items()}, **buffers}
+        frozen = {
+            f"own {name}": param.detach().clone()
+            for name, param in engine.module.named_parameters(remove_duplicate=False)
+            if not param.requires_grad
+        }
+        return {**{name: value.clone() for name, value in values.items()}, **buffers, **frozen}
     finally:
         engine.destroy()
 
@@ -71,6 +79,16 @@ def test_stages_begin_as_one_rank_does_with_the_seed_of_rank_0(how: str, tied: b
     (one,) = run_ranks(1, _begun, Case(zero=zero, tied=tied), how)
     case = Case(2, "breadth_first", 2, data=2, zero=zero, tied=tied)
     _assert_begun_as(run_ranks(4, _begun, case, how), one)
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize("how", ["plain", "slices", "meta"])
+def test_a_frozen_weight_that_both_ends_use_begins_on_both_as_on_one_rank(how: str, zero: int) -> None:
+    frozen = ["embedding.weight"]
+    (one,) = run_ranks(1, _begun, Case(zero=zero, tied=True), how, frozen)
+    found = run_ranks(2, _begun, Case(2, zero=zero, tied=True), how, frozen)
+    _assert_begun_as(found, one)
+    assert "own head.weight" in found[1]
 
 
 def test_a_stage_without_anything_on_the_meta_device_draws_nothing_and_hangs_no_other() -> None:
