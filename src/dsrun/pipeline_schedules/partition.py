@@ -105,8 +105,9 @@ def explicit(bounds: Sequence[int], count: int, chunks: int, *, label: str = _KE
     """
     shown = list(bounds)
     if len(shown) != chunks + 1:
+        made = "1 chunk" if len(shown) == 2 else f"{len(shown) - 1} chunks"
         raise ConfigError(
-            f"{label}: bounds {shown} make {len(shown) - 1} chunks; expected {chunks}",
+            f"{label}: bounds {shown} make {made}; expected {chunks}",
             hint=f"give {chunks + 1} numbers: the first layer of each chunk, and the number of layers",
         )
     if shown[0] != 0 or shown[-1] != count:

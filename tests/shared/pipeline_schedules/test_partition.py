@@ -74,6 +74,7 @@ def test_bounds_as_given_are_checked() -> None:
     assert explicit([0, 1, 4, 6], 6, 3) == (0, 1, 4, 6)
     for bounds, words in (
         ([0, 3, 6], "bounds [0, 3, 6] make 2 chunks; expected 3"),
+        ([0, 6], "bounds [0, 6] make 1 chunk; expected 3"),
         ([1, 2, 4, 6], "go from 1 to 6; expected 0 to 6"),
         ([0, 2, 4, 5], "go from 0 to 5; expected 0 to 6"),
         ([0, 4, 4, 6], "give chunk 1 no layer: it goes from 4 to 4"),

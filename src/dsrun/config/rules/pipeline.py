@@ -133,8 +133,11 @@ def _chunks(
         parts, wanted = len(section.partition) - 1, section.chunks
         if parts != wanted:
             key = "pipeline.partition"
-            each = f" with {section.chunks_per_rank} chunks each" if section.chunks_per_rank > 1 else ""
-            message = f"`{key}` bounds {parts} chunks; expected {wanted}, for {section.count} stages{each}"
+            each = section.chunks_per_rank
+            message = (
+                f"`{key}`: {list(section.partition)} bounds {parts} {'chunk' if parts == 1 else 'chunks'}; expected "
+                f"{wanted}, {'one' if each == 1 else each} for each of {section.count} stages"
+            )
             hint = f"write {wanted + 1} numbers: the first layer of each chunk, and the number of layers"
             report.error(Code.COMBINATION, key, message, place_of(key), hint)
 

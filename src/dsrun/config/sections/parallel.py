@@ -19,7 +19,7 @@ def _as_partition(value: object) -> object:
     if isinstance(value, list):
         bounds = tuple(cast("list[object]", value))
         whole = [number for number in bounds if isinstance(number, int) and not isinstance(number, bool)]
-        if whole != list(bounds) or len(whole) < 2 or whole[0] != 0 or whole != sorted(whole):
+        if whole != list(bounds) or len(whole) < 2 or whole[0] != 0 or whole != sorted(set(whole)):
             raise ValueError("no bounds")
         return bounds
     if not isinstance(value, str):
@@ -256,7 +256,7 @@ class Pipeline(Section):
             "numbers (`uniform`), equal numbers of layers whose class matches (`type:REGEX`), or the first layer of "
             "each chunk and the number of layers.",
             expects='"cost", "parameters", "uniform", "type:REGEX" with a regular expression, or a list of whole '
-            "numbers that begins with 0 and never falls",
+            "numbers, 0 first and each larger than the one before",
         ),
     ] = "cost"
     schedule: Annotated[

@@ -73,17 +73,26 @@ def test_partitions_are_read_in_deepspeeds_spellings_and_as_bounds(written: Any,
     assert load(of({"stages": 2, "partition": written})).pipeline.partition == read
 
 
-@pytest.mark.parametrize("partition", ["profile", "type:", "type:[", [0], [1, 2, 3], [0, 3, 2], [0, 1.5, 2], [], 3])
+@pytest.mark.parametrize(
+    "partition", ["profile", "type:", "type:[", [0], [1, 2, 3], [0, 3, 2], [0, 0, 8], [0, 8, 8], [0, 1.5, 2], [], 3]
+)
 def test_a_partition_that_is_none_is_refused(partition: Any) -> None:
     error = the_error(of({"stages": 2, "partition": partition}))
     assert error.key == "pipeline.partition"
-    assert error.message.endswith("or a list of whole numbers that begins with 0 and never falls")
+    assert error.message.endswith("or a list of whole numbers, 0 first and each larger than the one before")
 
 
-def test_bounds_are_as_many_as_the_chunks_want() -> None:
-    error = the_error(of({"stages": 2, "virtual_stages": 2, "partition": [0, 3, 6]}))
-    assert error.message == "`pipeline.partition` bounds 2 chunks; expected 4, for 2 stages with 2 chunks each"
-    assert error.hint == "write 5 numbers: the first layer of each chunk, and the number of layers"
+@pytest.mark.parametrize(
+    ("virtual", "partition", "words", "numbers"),
+    [
+        (1, [0, 4], "[0, 4] bounds 1 chunk; expected 2, one for each of 2 stages", 3),
+        (2, [0, 3, 6], "[0, 3, 6] bounds 2 chunks; expected 4, 2 for each of 2 stages", 5),
+    ],
+)
+def test_bounds_are_as_many_as_the_chunks_want(virtual: int, partition: list[int], words: str, numbers: int) -> None:
+    error = the_error(of({"stages": 2, "virtual_stages": virtual, "partition": partition}))
+    assert error.message == f"`pipeline.partition`: {words}"
+    assert error.hint == f"write {numbers} numbers: the first layer of each chunk, and the number of layers"
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
