@@ -57,6 +57,7 @@ def check_same_everywhere(
             (name, {"is_meta": p.is_meta, "home": type(home_of(p)).__name__}) for name, p in params
         ],
         "the model's buffers": [(name, {"shape": list(b.shape), "dtype": str(b.dtype)}) for name, b in buffers],
+        "whether the buffers have values": [(name, {"is_meta": b.is_meta}) for name, b in buffers],
         "the optimizer's groups": [(name, {"group": assignment.group_of.get(id(p))}) for name, p in params],
     }
     of_all: dict[str, object] = {

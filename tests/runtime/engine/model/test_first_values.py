@@ -102,3 +102,14 @@ def test_a_model_that_is_another_one_on_ranks_of_another_stage_is_refused() -> N
 
     with pytest.raises(ModelError, match="the ranks do not agree with rank 0: rank 1 in the model's parameters"):
         run(Case(2), of_rank=of_rank)
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_a_buffer_on_the_meta_device_on_some_ranks_alone_is_refused_by_name(data: int) -> None:
+    def of_rank(rank: int) -> nn.Module:
+        model = Model(tied=False, dropout=0.0)
+        model.norm.register_buffer("shift", torch.ones(WIDTH, device="meta" if rank == 1 else "cpu"))
+        return model
+
+    with pytest.raises(ModelError, match="rank 1 in whether the buffers have values: .*norm.shift.*is_meta"):
+        run(Case(2, data=data), of_rank=of_rank)
