@@ -5,11 +5,13 @@ Facts only; how ranks compare them is `mesh/agree/same.py`'s business.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sized
 from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dsrun.config.config import Config
@@ -58,6 +60,9 @@ def check_same_everywhere(
         ],
         "the model's buffers": [(name, {"shape": list(b.shape), "dtype": str(b.dtype)}) for name, b in buffers],
         "whether the buffers have values": [(name, {"is_meta": b.is_meta}) for name, b in buffers],
+        "the values of quantised tensors": [
+            (name, {"values": _digest_of_quantised(t)}) for name, t in [*params, *buffers] if t.is_quantized
+        ],
         "the optimizer's groups": [(name, {"group": assignment.group_of.get(id(p))}) for name, p in params],
     }
     of_all: dict[str, object] = {
@@ -78,6 +83,14 @@ def check_same_everywhere(
         error = found
     # Ranks of other stages would wait for these.
     all_or_none(partial(_raise, error), mesh.world, device=mesh.device, label="model", where="dsrun.initialize")
+
+
+def _digest_of_quantised(tensor: Tensor) -> str:
+    """Returns a digest of what the integers stand for; no broadcast of first values reaches such a tensor."""
+    if tensor.is_meta:
+        return "none"
+    values = tensor.detach().dequantize().cpu().contiguous().view(-1)
+    return hashlib.sha256(bytes(values.view(torch.uint8).tolist())).hexdigest()[:16]
 
 
 def _raise(error: DsrunError | None) -> None:

@@ -50,7 +50,8 @@ def share_over_stages(model: nn.Module, mesh: ProcessGroupMesh) -> None:
     """Gives the ranks of all stages the first stage's values of a model that is whole; a broadcast a tensor.
 
     A stage whose ranks drew from seeds of their own, or did not load what rank 0 has loaded, would else begin with
-    other layers than rank 0's. What files have promised and what is on the meta device has no values yet.
+    other layers than rank 0's. What files have promised and what is on the meta device has no values yet. Quantised
+    tensors, which no broadcast sends, keep this rank's values: `check_same_everywhere` has found them the same.
 
     Args:
         model: model that is not cut yet, the same on every rank.
@@ -115,7 +116,7 @@ def _share(tensor: Tensor, line: Collectives, source: int, mesh: ProcessGroupMes
     if isinstance(home, UnbuiltOwner):
         if home.nursery.world_size < mesh.world.size:  # else one broadcast has reached all stages
             home.piece = _values_of(source, home.piece, line, mesh)  # on such a line all have one slice
-    elif home is None and not tensor.is_meta:
+    elif home is None and not tensor.is_meta and not tensor.is_quantized:
         set_memory(tensor, _values_of(source, memory_of(tensor), line, mesh))
 
 

@@ -113,7 +113,7 @@ def place_frozen(
 ) -> None:
     """Brings frozen parameters and buffers to `device`, floating ones in their dtype, with rank 0's values.
 
-    Enters one broadcast a tensor.
+    Enters one broadcast a tensor. Quantised tensors, which torch does not view as bytes, keep this rank's values.
 
     Args:
         model: the model.
@@ -140,7 +140,7 @@ def place_frozen(
     for tensor in [*tensors, *model.buffers()]:
         dtype = dtypes.get(id(tensor), precision.compute) if tensor.is_floating_point() else tensor.dtype
         set_memory(tensor, memory_of(tensor).to(device=device, dtype=dtype))
-        if tensor.numel():
+        if tensor.numel() and not tensor.is_quantized:
             flat = memory_of(tensor).contiguous().view(-1)
             # As bytes, for a backend need not know every dtype (Gloo has no bool).
             collectives.broadcast(flat.view(torch.uint8), source=0, label="frozen tensors").wait()

@@ -6,6 +6,7 @@ Ranks are processes: generators, `zero.Init` and the meta device are a process's
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -111,5 +112,33 @@ def test_a_buffer_on_the_meta_device_on_some_ranks_alone_is_refused_by_name(data
         model.norm.register_buffer("shift", torch.ones(WIDTH, device="meta" if rank == 1 else "cpu"))
         return model
 
-    with pytest.raises(ModelError, match="rank 1 in whether the buffers have values: .*norm.shift.*is_meta"):
+    with pytest.raises(ModelError, match=r"rank 1 in whether the buffers have values: .*norm.shift.*is_meta"):
         run(Case(2, data=data), of_rank=of_rank)
+
+
+def _with_quantised(case: Case, apart: bool) -> Tensor | None:
+    """Returns the integers of a quantised buffer of an engine on one rank; None where the stage has no such buffer."""
+    rank = int(os.environ["RANK"])
+    model = Model(tied=False, dropout=0.0)
+    values = torch.arange(3.0) + (rank if apart else 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch will drop such tensors
+        model.norm.register_buffer("codes", torch.quantize_per_tensor(values, 0.1, 0, torch.qint8))
+    engine: Any = dsrun.initialize(model=model, config=case.config())[0]
+    try:
+        found = dict(engine.module.named_buffers()).get("norm.codes")
+        return None if found is None else found.int_repr().clone()
+    finally:
+        engine.destroy()
+
+
+@pytest.mark.parametrize("case", [Case(2), Case(2, data=2), Case(data=2, zero=3)], ids=str)
+def test_a_quantised_buffer_that_is_the_same_on_all_ranks_stays(case: Case) -> None:
+    found = [codes for codes in run_ranks(case.ranks, _with_quantised, case, False) if codes is not None]
+    assert found
+    assert all(codes.tolist() == [0, 10, 20] for codes in found)
+
+
+def test_a_quantised_buffer_that_is_another_on_some_rank_is_refused_by_name() -> None:
+    with pytest.raises(AssertionError, match=r"rank 1 in the values of quantised tensors: .*norm.codes"):
+        run_ranks(2, _with_quantised, Case(2), True)
