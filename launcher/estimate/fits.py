@@ -108,7 +108,7 @@ def _shortage(prediction: Prediction) -> _Shortage | None:
     if limit is not None and on_gpu > limit:
         text = f"{format_bytes(on_gpu)} of model state a rank; {format_bytes(limit)} is what a rank has of GPU memory"
         return _Shortage(on_gpu / max(limit, 1), text)
-    on_host = sum(tier.exact_bytes for tier in prediction.tiers if tier.name.startswith("CPU"))
+    on_host = sum(tier.exact_bytes for tier in prediction.tiers if tier.is_host)
     limit, needed = machine.host_memory_bytes, prediction.host_state_bytes
     if limit is None or needed <= limit:
         return None

@@ -140,11 +140,11 @@ class _StageNeeds:
 
     @property
     def host_bytes(self) -> int:
-        return sum(tier.total_bytes for tier in self.tiers if tier.name.startswith("CPU"))
+        return sum(tier.total_bytes for tier in self.tiers if tier.is_host)
 
     @property
     def host_state_bytes(self) -> int:
-        return sum(tier.exact_bytes for tier in self.tiers if tier.name.startswith("CPU"))
+        return sum(tier.exact_bytes for tier in self.tiers if tier.is_host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +202,10 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine, *, exact:
     fullest = max(range(len(needs)), key=lambda number: (needs[number].tiers[0].total_bytes, -number))
     traffic = most_traffic([need.traffic for need in needs])
     paths = floors(traffic, settings, machine, stretch=1.0 if pipeline is None else pipeline.stretch)
-    on_hosts = _stages_of_hosts(machine, len(needs))
+    on_hosts = _stages_of_hosts(machine.ranks, machine.ranks_per_host, len(needs))
 
     def most_on_host(bytes_of: Callable[[_StageNeeds], int]) -> int:
-        return max(sum(count * bytes_of(needs[stage]) for stage, count in on.items()) for on in on_hosts)
+        return max(sum(count * bytes_of(needs[stage]) for stage, count in on) for on in on_hosts)
 
     host_bytes = most_on_host(lambda need: need.host_bytes)
     return Prediction(
@@ -228,16 +228,11 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine, *, exact:
 
 
 @cache
-def _ranks_of_stages(ranks: int, ranks_per_host: int, stages: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Returns (stage, ranks) of each kind of host: ranks of a stage are neighbours."""
+def _stages_of_hosts(ranks: int, ranks_per_host: int, stages: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Returns (stage, ranks of it) of each kind of host: ranks of a stage are neighbours."""
     each = ranks // stages
     hosts = (range(first, min(first + ranks_per_host, ranks)) for first in range(0, ranks, ranks_per_host))
     return tuple(dict.fromkeys(tuple(Counter(rank // each for rank in host).items()) for host in hosts))
-
-
-def _stages_of_hosts(machine: Machine, stages: int) -> list[dict[int, int]]:
-    """Returns the ranks that a host has of each pipeline stage, for each kind of host."""
-    return [dict(on) for on in _ranks_of_stages(machine.ranks, machine.ranks_per_host, stages)]
 
 
 def _needs(load: _StageLoad, settings: RunSettings, machine: Machine, *, beyond: int) -> _StageNeeds:

@@ -66,6 +66,11 @@ class Tier:
     limit_bytes: int | None = None
 
     @property
+    def is_host(self) -> bool:
+        """Whether it is memory of the host, which its ranks share."""
+        return self.name.startswith("CPU")
+
+    @property
     def total_bytes(self) -> int:
         """Bytes that are known."""
         return sum(line.size_bytes or 0 for line in self.lines)
@@ -140,7 +145,7 @@ def shared_by_need(tiers: Sequence[Tier], own_bytes: int, host_bytes: int, ranks
     part = own_bytes * ranks_per_host / host_bytes
     return tuple(
         replace(tier, limit_bytes=int(tier.limit_bytes * part))
-        if tier.limit_bytes is not None and tier.name.startswith("CPU")
+        if tier.limit_bytes is not None and tier.is_host
         else tier
         for tier in tiers
     )

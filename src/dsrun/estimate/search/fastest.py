@@ -81,10 +81,10 @@ def fastest(
 
     Samples of an optimizer step stay as they are. Speeds that are not known are taken for cautious ones in choosing,
     and told without. Of equals, the least offloaded, the least recomputed, fewer pipeline stages, fewer ranks that
-    share a layer, the lower ZeRO stage
-    and the larger micro batch. Offloading is tried where the memory that it needs is known, and of settings
-    that do not fit without; it has to be a tenth faster than what needs none. Ranks that share a layer are on one host
-    unless nothing else fits. What the search leaves out is told in docs/internals/plan.md.
+    share a layer, the lower ZeRO stage and the larger micro batch. Offloading is tried where the memory that it needs
+    is known, and of settings that do not fit without; it has to be a tenth faster than what needs none. Ranks that
+    share a layer are on one host unless nothing else fits. What the search leaves out is told in
+    docs/internals/plan.md.
 
     Args:
         model: the model.
