@@ -1,5 +1,7 @@
 """Tests marked `cuda` are skipped, by name, where torch sees no GPU; `bash scripts/gpu_check` runs them on one.
 
+Tests marked `soak` are left out unless asked for: see tests/support/soak.py.
+
 [Note: ignored signals] `nohup` has a command ignore SIGHUP, and a shell's `( ... & )` SIGINT and SIGQUIT; whatever it
 starts ignores them too. Tests start programs that are to die of them. So the process that runs tests takes them and
 does nothing: it goes on as it was told to, and what it starts has the defaults, for a program that is executed keeps
@@ -15,10 +17,11 @@ from collections.abc import Generator
 
 import pytest
 
-from support import speed
+from support import soak, speed
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    soak.add_option(parser)
     speed.add_option(parser)
 
 
@@ -53,7 +56,8 @@ def _go_on(_signum: int, _frame: object) -> None:
     """Is done where a signal was ignored."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    soak.leave_out(config, items)
     speed.note_reasons(items)
     marked = [item for item in items if item.get_closest_marker("cuda") is not None]
     if marked and not _sees_a_gpu():
