@@ -6,18 +6,28 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsrun.errors import InputError, Problem, UsageError
 from dsrun.estimate.run.catalogue import GpuSpec, find_gpu, find_product
 from dsrun.estimate.run.machine import Machine, Speeds
 
 from ..hosts.hostfile import read_hostfile
-from ..machine.read import ProbeReport, probe
+
+if TYPE_CHECKING:
+    from ..machine.report import ProbeReport
 
 #: GPUs of one host where only their number is given.
 _GPUS_PER_HOST = 8
 _GPUS = re.compile(r"(?:(?P<hosts>[1-9][0-9]{0,5})x)??(?:(?P<count>[1-9][0-9]{0,5})x)?(?P<name>[A-Za-z][\w -]*)")
 _SIZE = re.compile(r"(?P<number>[0-9]{1,6}(?:\.[0-9]+)?)(?P<unit>[GgTt])(?:i?[Bb])?")
+
+
+def _probe() -> ProbeReport:
+    """Looks at this machine; what reads it is imported then, for a plan of `--gpus` does without."""
+    from ..machine.read import probe
+
+    return probe()
 
 
 def find_machine(
@@ -28,7 +38,7 @@ def find_machine(
     host_memory: str | None = None,
     nvme: str | None = None,
     speeds: Sequence[str] = (),
-    look: Callable[[], ProbeReport] = probe,
+    look: Callable[[], ProbeReport] = _probe,
 ) -> Machine:
     """Returns the machine that the options describe.
 

@@ -17,6 +17,9 @@ from typing import NamedTuple
 class Kind(Enum):
     """What an action is; the values are the letters that pictures and texts show."""
 
+    # Enum's own is a function of Python, and schedules look kinds up hundreds of thousands of times.
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
+
     #: The forward of a chunk.
     FORWARD = "F"
     #: The whole backward of a chunk: gradients of its inputs and of its weights.

@@ -14,6 +14,7 @@ Nobody waits for the gradients of chunk 0's inputs, and its rank computes those 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Literal, get_args
 
 from dsrun.errors import ConfigError, Problem
@@ -139,20 +140,26 @@ def _one_forward_one_backward(rank: int, ranks: int, micros: int, virtual: int) 
     # One rank further from the loss, a message more goes each way; with several chunks it meets the next round's.
     warm = (ranks - 1 - rank) if virtual == 1 else (virtual - 1) * ranks + 2 * (ranks - 1 - rank)
     warm = min(warm, total)
+    places = _places(total, ranks if virtual > 1 else 1, virtual)
     for step in range(total + warm):
         if step < total:
-            turn, micro = _place(step, ranks if virtual > 1 else 1, virtual)
+            turn, micro = places[step]
             yield Action(Kind.FORWARD, turn * ranks + rank, micro)
         if step >= warm:
-            turn, micro = _place(step - warm, ranks if virtual > 1 else 1, virtual)
+            turn, micro = places[step - warm]
             yield Action(Kind.BACKWARD, (virtual - 1 - turn) * ranks + rank, micro)
 
 
-def _place(step: int, size: int, virtual: int) -> tuple[int, int]:
-    """Returns which of a rank's chunks has its turn, and with which micro batch, in rounds of `size` micro batches."""
-    around, place = divmod(step, size * virtual)
-    turn, micro = divmod(place, size)
-    return turn, around * size + micro
+# All ranks of a schedule take the same turns.
+@lru_cache(maxsize=1)
+def _places(total: int, size: int, virtual: int) -> tuple[tuple[int, int], ...]:
+    """Returns which of a rank's chunks has each turn, and with which micro batch, in rounds of `size` micro batches."""
+    found: list[tuple[int, int]] = []
+    for step in range(total):
+        around, place = divmod(step, size * virtual)
+        turn, micro = divmod(place, size)
+        found.append((turn, around * size + micro))
+    return tuple(found)
 
 
 def _zb1p(rank: int, ranks: int, micros: int) -> Iterator[Action]:

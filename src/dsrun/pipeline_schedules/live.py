@@ -40,7 +40,7 @@ def live_moments(schedule: Schedule, rank: int) -> tuple[LiveMoment, ...]:
         rank: rank of the pipeline.
     """
     found: list[LiveMoment] = []
-    for moment in dict.fromkeys(_moments(schedule, rank)):
+    for moment in (LiveMoment(*kept) for kept in dict.fromkeys(_moments(schedule, rank))):
         if not any(moment.is_within(other) for other in found):
             found = [*(other for other in found if not other.is_within(moment)), moment]
     return tuple(found)
@@ -56,15 +56,17 @@ def most_live(schedule: Schedule, rank: int, weights: Sequence[int]) -> int:
     """
     return max(
         (
-            sum(weight * (live + late) for weight, live, late in zip(weights, m.counts, m.put_off, strict=True))
-            for m in _moments(schedule, rank)
+            sum(weight * (live + late) for weight, live, late in zip(weights, counts, put_off, strict=True))
+            for counts, put_off in dict.fromkeys((counts, put_off) for counts, put_off, _ in _moments(schedule, rank))
         ),
         default=0,
     )
 
 
-def _moments(schedule: Schedule, rank: int) -> Iterator[LiveMoment]:
-    """Yields what is kept at the most of each computation that keeps more than the one before.
+def _moments(schedule: Schedule, rank: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int | None]]:
+    """Yields what is kept at the most of each computation that keeps more than the one before, as a moment's fields.
+
+    There are thousands, few of which differ: a moment itself is made of those alone.
 
     A whole backward begins with all that its forward has kept. A backward to the inputs ends with the most: by then
     what its blocks save waits, of those too that have kept less of it.
@@ -78,14 +80,14 @@ def _moments(schedule: Schedule, rank: int) -> Iterator[LiveMoment]:
         match action.kind:
             case Kind.FORWARD:
                 counts[position] += 1
-                yield LiveMoment(tuple(counts), tuple(put_off), None)
+                yield tuple(counts), tuple(put_off), None
             case Kind.BACKWARD:
-                yield LiveMoment(tuple(counts), tuple(put_off), position)
+                yield tuple(counts), tuple(put_off), position
                 counts[position] -= 1
             case Kind.INPUT_GRADS:
                 counts[position] -= 1
                 put_off[position] += 1
-                yield LiveMoment(tuple(counts), tuple(put_off), None)
+                yield tuple(counts), tuple(put_off), None
             case Kind.WEIGHT_GRADS:
                 put_off[position] -= 1
             case _:

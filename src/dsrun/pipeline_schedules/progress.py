@@ -52,9 +52,8 @@ class _Run:
         row, woken = schedule.actions[rank], list[int]()
         at = self.at[rank]
         while at < len(row):
-            action = row[at]
-            kind, chunk = action.kind, action.chunk
-            key = chunk * micros + action.micro
+            kind, chunk, micro = row[at]
+            key = chunk * micros + micro
             if kind is Kind.FORWARD:
                 if chunk > 0 and not self._has_inputs[key]:
                     self._waiting[True, key] = rank

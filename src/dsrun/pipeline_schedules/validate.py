@@ -94,22 +94,23 @@ def _shape(schedule: Schedule) -> Iterator[str]:
 
 def _placed(schedule: Schedule, places: _Places) -> Iterator[str]:
     """Fills in the place of each action in the row of its rank, and yields those that cannot stand there."""
+    chunks, micros, rank_of = schedule.chunks, schedule.micros, schedule.rank_of
     for rank, row in enumerate(schedule.actions):
         for index, action in enumerate(row):
-            kind, chunk, micro = action.kind, action.chunk, action.micro
-            if not 0 <= chunk < schedule.chunks:
-                yield f"{_at(action, rank)}: there are {schedule.chunks} chunks"
+            kind, chunk, micro = action
+            if not 0 <= chunk < chunks:
+                yield f"{_at(action, rank)}: there are {chunks} chunks"
                 continue
-            if schedule.rank_of[chunk] != rank:
-                yield f"{_at(action, rank)}: the chunk is on rank {schedule.rank_of[chunk]}"
+            if rank_of[chunk] != rank:
+                yield f"{_at(action, rank)}: the chunk is on rank {rank_of[chunk]}"
             if kind in _OF_CHUNK:
                 if micro != NO_MICRO:
                     yield f"{_at(action, rank)}: it is of no micro batch"
                 continue
-            if not 0 <= micro < schedule.micros:
-                yield f"{_at(action, rank)}: there are {schedule.micros} micro batches"
+            if not 0 <= micro < micros:
+                yield f"{_at(action, rank)}: there are {micros} micro batches"
                 continue
-            of_kind, key = places[kind], chunk * schedule.micros + micro
+            of_kind, key = places[kind], chunk * micros + micro
             if of_kind[key] != _NOWHERE:
                 yield f"{_at(action, rank)}: it is there twice"
             of_kind[key] = index
@@ -172,19 +173,19 @@ def _lanes(schedule: Schedule) -> Iterator[str]:
     """Yields pairs of ranks of whom one receives in another order than the other sends."""
     sent: dict[tuple[int, int, bool], list[int]] = {}
     received: dict[tuple[int, int, bool], list[int]] = {}
+    chunks, micros, rank_of = schedule.chunks, schedule.micros, schedule.rank_of
     for rank, row in enumerate(schedule.actions):
-        for action in row:
-            kind = action.kind
-            if kind not in _SENDS and kind not in _RECEIVES:
+        for kind, chunk, micro in row:
+            is_send = kind in _SENDS
+            if not is_send and kind not in _RECEIVES:
                 continue
             forward = kind is Kind.SEND_FORWARD or kind is Kind.RECEIVE_FORWARD
-            is_send = kind in _SENDS
-            other = action.chunk + (1 if forward == is_send else -1)
-            if not 0 <= other < schedule.chunks:
+            other = chunk + (1 if forward == is_send else -1)
+            if not 0 <= other < chunks:
                 continue  # `_messages` has said so
-            far = schedule.rank_of[other]
-            lane, needs = ((rank, far, forward), other) if is_send else ((far, rank, forward), action.chunk)
-            (sent if is_send else received).setdefault(lane, []).append(needs * schedule.micros + action.micro)
+            far = rank_of[other]
+            lane, needs = ((rank, far, forward), other) if is_send else ((far, rank, forward), chunk)
+            (sent if is_send else received).setdefault(lane, []).append(needs * micros + micro)
     for lane in sorted(sent.keys() | received.keys()):
         there, here = sent.get(lane, []), received.get(lane, [])
         if there != here:

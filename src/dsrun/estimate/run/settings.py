@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from typing import Literal
 
@@ -16,7 +17,7 @@ from dsrun.config.findings import Code, Severity
 from dsrun.config.sections.activation import Policy
 from dsrun.config.sections.optimizer_table import row_of
 from dsrun.estimate.run.recomputation import RecomputationPlan, recomputed
-from dsrun.mesh_spec import Role
+from dsrun.mesh_spec import MeshSpec, Role
 from dsrun.pipeline_schedules.generate import ScheduleName
 
 Tier = Literal["none", "cpu", "nvme"]
@@ -197,7 +198,15 @@ class RunSettings:
             role: the role.
             ranks: ranks of the job.
         """
-        return divide(ranks, self.axis_sizes).role_size(role)
+        return _peers(ranks, tuple(self.axis_sizes.items()), role)
+
+    def grid(self, ranks: int) -> MeshSpec:
+        """Returns the grid of the job's ranks.
+
+        Args:
+            ranks: ranks of the job.
+        """
+        return _grid(ranks, tuple(self.axis_sizes.items()))
 
     @property
     def sequence_parts(self) -> int:
@@ -208,6 +217,17 @@ class RunSettings:
     def can_run(self) -> bool:
         """Whether this version runs it."""
         return not self.planned
+
+
+# A search asks thousands of times about a few grids.
+@cache
+def _grid(ranks: int, sizes: tuple[tuple[str, int], ...]) -> MeshSpec:
+    return divide(ranks, dict(sizes))
+
+
+@cache
+def _peers(ranks: int, sizes: tuple[tuple[str, int], ...], role: Role) -> int:
+    return _grid(ranks, sizes).role_size(role)
 
 
 def read_settings(

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import Literal
 
-from dsrun.config.axes import divide
 from dsrun.estimate.memory.model_state import FP32_BYTES, PaddedUnit
 from dsrun.estimate.model.activations import forwards_again
 from dsrun.estimate.model.architecture import Architecture
@@ -75,7 +74,7 @@ def axis_traffic(
         machine: ranks of the job and of a host.
         boundary_bytes: bytes that it sends to neighbouring stages.
     """
-    spec = _grid(machine.ranks, tuple(sorted(settings.axis_sizes.items())))
+    spec = settings.grid(machine.ranks)
     found = [*_state_traffic(units, settings, spec, machine)]
     shape = stage.model.architecture
     if shape is not None:
@@ -84,11 +83,6 @@ def axis_traffic(
             found.append(_of(spec, machine, "context", (axis,), _context_buffers(axis, shape, settings)))
     found.append(_of(spec, machine, "pipe", spec.role_axes("pipe"), {"send": boundary_bytes}))
     return tuple(one for one in found if one.ranks > 1 and one.sent_bytes)
-
-
-@cache
-def _grid(ranks: int, sizes: tuple[tuple[str, int], ...]) -> MeshSpec:
-    return divide(ranks, dict(sizes))
 
 
 def _of(

@@ -55,9 +55,11 @@ class StepTraffic:
 def most_traffic(traffic: Sequence[StepTraffic]) -> StepTraffic:
     """Returns the most of each amount: a step ends when the last rank has done its part."""
     names = [field.name for field in fields(StepTraffic) if field.name not in ("axes", "mean_share")]
-    most = {name: max(getattr(one, name) for one in traffic) for name in names}
+    # Stages that are alike have one traffic between them.
+    kinds = {id(one): one for one in traffic}.values()
+    most = {name: max(getattr(one, name) for one in kinds) for name in names}
     axes: dict[tuple[object, ...], AxisTraffic] = {}
-    for axis in (axis for one in traffic for axis in one.axes):
+    for axis in (axis for one in kinds for axis in one.axes):
         key = (axis.name, axis.axes, axis.ranks)
         if key not in axes or axis.sent_bytes > axes[key].sent_bytes:
             axes[key] = axis
