@@ -11,6 +11,7 @@ import pytest
 from dsrun.launcher.cli import VERBS
 from dsrun.launcher.plan.environment import passed_on
 from support.cli import Result, clean_environment, invoke
+from support.core_speed import program_core_seconds
 
 HELP = """\
 Usage: dsrun [OPTIONS] SCRIPT [ARGS]...
@@ -696,15 +697,8 @@ def test_neither_torch_nor_numpy_is_imported_before_a_rank_starts(args: list[str
 
 @pytest.mark.depends_on_speed("0.15 s of a core")
 def test_help_is_there_at_once() -> None:
-    """In processor time, for others may have the processors; the best of five, for caches may be cold."""
-    times_s: list[float] = []
-    for _ in range(5):
-        with subprocess.Popen([sys.executable, "-m", "dsrun", "--help"], stdout=subprocess.DEVNULL) as process:
-            _, status, used = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-        assert process.returncode == 0
-        times_s.append(used.ru_utime + used.ru_stime)
-    assert min(times_s) < 0.15
+    """The best of five, for caches may be cold."""
+    assert program_core_seconds([sys.executable, "-m", "dsrun", "--help"], tries=5) < 0.15
 
 
 def test_memory_history_reaches_the_ranks_as_a_variable(folder: Path) -> None:

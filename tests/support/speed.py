@@ -15,8 +15,8 @@ import pytest
 
 MARKER = "depends_on_speed"
 OPTION = "--failed-for-speed"
-#: More failures than this are no chance, and run no second time.
-MOST = 5
+#: More failures than this are no chance, and run no second time: each takes minutes at the most, one after the other.
+MOST = 12
 #: Below pytest's cache; scripts/test looks whether it is there.
 _FOLDER, _FILE = "speed", "failures.json"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +18,7 @@ from dsrun.config.load import load
 from dsrun.contract.environment import digest_of
 from dsrun.estimate.model.units import from_count
 from support.cli import Result, invoke
+from support.core_speed import program_core_seconds
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -540,14 +539,7 @@ def test_405b_on_128_gpus_is_planned_within_a_second_and_without_torch() -> None
         "    heavy = {'torch', 'numpy', 'rich', 'fabric'} & set(sys.modules)\n"
         "    assert not heavy, heavy\n"
     )
-    # Its own seconds of a core: how long it takes on a busy machine says nothing of it.
-    times: list[float] = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=30)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(times) < 1.0
+    assert program_core_seconds([sys.executable, "-c", code]) < 1.0
 
 
 def dry_run(*args: str) -> Result:

@@ -61,6 +61,7 @@ from dsrun.launcher.transport.fake import (
     Step,
     is_sweep,
 )
+from support.core_speed import core_seconds
 from support.jobs import RecordingSink
 
 pytestmark = pytest.mark.timeout(20)
@@ -651,9 +652,9 @@ def test_1024_hosts_cost_the_front_end_no_more_than_20_ms_of_processor_time_each
         scripts[host] = [hello(), meets, Started(pids=[1, 2]), *(exited(rank, 0) for rank in ranks), DONE]
     sink = CountingSink()
     session = Session(plan_for(tmp_path, hosts=hosts), FakeTransport(scripts), sink, python="python3")
-    before_s = time.process_time()
-    assert session.run().exit_code == 0
-    assert time.process_time() - before_s < 0.020 * len(hosts)
+    codes: list[int] = []
+    assert core_seconds(lambda: codes.append(session.run().exit_code), tries=1) < 0.020 * len(hosts)
+    assert codes == [0]
     assert sink.events == 1 + 2 * 2 * len(hosts)
 
 

@@ -15,6 +15,7 @@ from dsrun.as_deepspeed.search_path import SITE
 from dsrun.as_deepspeed.version import STANDARD, full_version
 from dsrun.deepspeed_missing import BY_NAME
 from support.cli import clean_environment
+from support.core_speed import least_seconds
 from support.deepspeed_names import ABSENT, ATTRIBUTES, KNOWN, SURFACE
 
 #: Import statements and lookups of names that are not there, and what each says.
@@ -260,18 +261,21 @@ def test_importing_it_costs_little_more_than_torch_and_starts_nothing() -> None:
         f"sys.path.insert(0, {SITE!r})\n"
         "starts = ('subprocess.Popen', 'os.posix_spawn', 'os.fork')\n"
         "sys.addaudithook(lambda event, _: event in starts and os._exit(3))\n"
-        "started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "started, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "import deepspeed\n"
         "deepspeed.zero, deepspeed.comm, deepspeed.utils\n"
-        "seconds = time.perf_counter() - started\n"
+        "seconds = time.process_time() - started\n"
         "print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, torch.cuda.is_initialized())\n"
     )
     found: list[list[str]] = []
-    for _ in range(3):
+
+    def measure() -> float:
         done = subprocess.run(
             [sys.executable, "-c", program], env=clean_environment(), capture_output=True, text=True, check=True
         )
         found.append(done.stdout.split())
-    assert min(float(seconds) for seconds, _, _ in found) < 0.03
+        return float(found[-1][0])
+
+    assert least_seconds(measure) < 0.03
     assert min(int(kilobytes) for _, kilobytes, _ in found) < 10 << 10
     assert {has_context for _, _, has_context in found} == {"False"}

@@ -22,6 +22,7 @@ from dsrun.contract.heartbeats import (
     process_writer,
     writer_from_env,
 )
+from support.core_speed import core_seconds
 from support.processes import wait_for_end
 
 
@@ -274,14 +275,13 @@ def test_a_fork_beats_into_the_slot_of_its_own_environment(
 @pytest.mark.depends_on_speed("20 us a beat")
 def test_a_beat_costs_microseconds(table: HeartbeatTable) -> None:
     writer = HeartbeatWriter(table.path, 0)
-    quickest_s = 1.0
-    for _ in range(50):
-        started_s = time.perf_counter()
+
+    def beat() -> None:
         for step in range(100):
             writer.beat(step=step, phase="forward")
-        quickest_s = min(quickest_s, (time.perf_counter() - started_s) / 100)
+
     # About 1 us; the bound is for a machine that does much else.
-    assert quickest_s < 20e-6
+    assert core_seconds(beat, tries=10) / 100 < 20e-6
 
 
 def test_the_table_is_as_large_as_its_slots(table: HeartbeatTable) -> None:
