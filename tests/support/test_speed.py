@@ -95,7 +95,7 @@ def test_an_other_failure_stays_beside_one_that_passes_alone(tmp_path: Path) -> 
 
 
 def test_more_than_a_few_failures_are_no_chance_and_stay(tmp_path: Path) -> None:
-    marked = "@pytest.mark.depends_on_speed('a bound')\n@pytest.mark.parametrize('case', range(6))\n"
+    marked = f"@pytest.mark.depends_on_speed('a bound')\n@pytest.mark.parametrize('case', range({speed.MOST + 1}))\n"
     ended = ran(tmp_path, test_slow=f"import pytest\n{marked}def test_slow(case): assert 0\n")
     assert ended.returncode == 1
     assert "run again" not in ended.stderr
