@@ -75,11 +75,12 @@ def test_ranks_that_shared_cores_in_a_probe_share_them_in_the_prediction_as_well
     assert 0.5 <= ratio < 0.9, "who waits leaves its part of a core to the others"
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.soak("what it is made of is tested above, and teams of this model in test_tensor.py")
+@pytest.mark.timeout(300)
 def test_layouts_take_their_steps_beside_the_probes(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     command = [sys.executable, str(BENCH / "layouts.py"), "--quick", "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())
     names = ["d2 stage 3", "t2 stage 0", "p2 stage 0, 1f1b"]

@@ -29,7 +29,13 @@ def demands_of(table: dict[str, Any]) -> dict[str, bool | None]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("section", "contenders"), [("steps", ["dsrun", "torch"]), ("bf16", ["torch"])])
+@pytest.mark.parametrize(
+    ("section", "contenders"),
+    [
+        ("steps", ["dsrun", "torch"]),
+        pytest.param("bf16", ["torch"], marks=pytest.mark.soak("the same jobs in fp32")),
+    ],
+)
 def test_every_contender_takes_the_steps_of_one_rank(section: str, contenders: list[str], tmp_path: Path) -> None:
     (table,) = tables_of(tmp_path, "--only", section, "--contenders", *contenders)
     rows = {"one rank", *contenders}
@@ -61,6 +67,7 @@ def test_a_cut_layer_is_judged_by_a_plain_one(tmp_path: Path) -> None:
         assert rows["column, forward and backward"] > rows["Linear, forward and backward"]
 
 
+@pytest.mark.soak("tests/runtime/engine/test_planned_traffic.py counts what layers over ranks send")
 @pytest.mark.timeout(300)
 def test_a_step_sends_what_the_model_s_shape_says(tmp_path: Path) -> None:
     tables = tables_of(tmp_path, "--only", "bytes")
