@@ -105,8 +105,9 @@ def _describe(
     parts = f", layers cut over {mesh.tensor.size} ranks" if mesh.tensor.size > 1 else ""
     ranks = f"{mesh.info.world_size} rank" + ("s" if mesh.info.world_size > 1 else "")
     stages = f" of the first of {mesh.spec.stages} pipeline stages" if mesh.spec.stages > 1 else ""
+    cut = f"{len(units)} unit" + ("s" if len(units) != 1 else "")
     dtype = str(precision.compute).removeprefix("torch.")
     return (
         f"dsrun: {ranks} ({mesh.backend}), ZeRO stage {stage}, {count} parameters{stages} "
-        f"in {len(units)} units{parts}, {dtype}, {format_bytes(state_bytes)} of model state a rank"
+        f"in {cut}{parts}, {dtype}, {format_bytes(state_bytes)} of model state a rank"
     )
