@@ -1,15 +1,16 @@
 """Twelve layouts of pipe, data and tensor ranks with ZeRO 0 to 3: saved on each, and loaded on each.
 
-One engine a layout loads the checkpoints of all of them, one after the other, so that each goes on from what another
-layout has saved and trained on. What is loaded is what was saved, bit for bit: masters, moments, step counts, buffers.
+One engine a layout loads the checkpoints of others, one after the other, so that each goes on from what another layout
+has saved and trained on. What is loaded is what was saved, bit for bit: masters, moments, step counts, buffers. By
+default each layout loads two and each checkpoint is loaded by two; `--soak` has all pairs.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -100,27 +101,42 @@ def load_all(saved: list[Saved], layout: Layout, folder: Path, *, tied: bool, af
     return found[0]
 
 
+ALL_PAIRS = pytest.mark.soak("each layout loads two others, and is loaded by two")
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("tied", "after", "layouts"), [(False, 3, LAYOUTS), (True, 1, LAYOUTS[1::3])], ids=["apart", "tied"]
+    ("tied", "after", "layouts", "steps"),
+    [
+        # Two places on is one with the same order of sums for four of them; of seven places on, most differ in
+        # nearly everything. What moments do shows in the loss after the next update.
+        pytest.param(False, 2, LAYOUTS, (2, 7), id="apart"),
+        pytest.param(True, 1, LAYOUTS[1::3], (0, 1), id="tied"),
+        pytest.param(False, 3, LAYOUTS, range(12), id="apart, all pairs", marks=ALL_PAIRS),
+        pytest.param(True, 1, LAYOUTS[1::3], range(4), id="tied, all pairs", marks=ALL_PAIRS),
+    ],
 )
 def test_what_any_of_twelve_layouts_saves_each_of_them_loads(
-    tmp_path: Path, tied: bool, after: int, layouts: list[Layout]
+    tmp_path: Path, tied: bool, after: int, layouts: list[Layout], steps: Sequence[int]
 ) -> None:
-    saved = save_all(tmp_path / "saved", layouts, tied=tied, after=after)
-    tensors = roles_of(saved[0].path)
+    """Each loads the checkpoints of those that stand so many places behind it in the list, which begins anew."""
+    all_saved = save_all(tmp_path / "saved", layouts, tied=tied, after=after)
+    tensors = roles_of(all_saved[0].path)
     assert {"param", "exp_avg", "exp_avg_sq", "buffer"} <= tensors.keys()
-    count, exact = 0, 0
+    exact = 0
+    loaded: list[int] = []
     wrong: list[str] = []
-    for layout in layouts:
+    for place, layout in enumerate(layouts):
         folder = tmp_path / "again"
-        gone_on = load_all(saved, layout, folder, tied=tied, after=after)
-        for number, (saver, one, found) in enumerate(zip(layouts, saved, gone_on, strict=True)):
-            count += 1
-            where = f"{saver} on {layout}"
+        savers = [(place + step) % len(layouts) for step in steps]
+        loaded += savers
+        gone_on = load_all([all_saved[saver] for saver in savers], layout, folder, tied=tied, after=after)
+        for number, (saver, found) in enumerate(zip(savers, gone_on, strict=True)):
+            one = all_saved[saver]
+            where = f"{layouts[saver]} on {layout}"
             assert roles_of(folder / str(number)) == tensors, where
             wrong += [f"{where}: {name}" for name in differences(folder / str(number), one.path)]
-            if order_of_sums(saver, tied=tied) == order_of_sums(layout, tied=tied):
+            if order_of_sums(layouts[saver], tied=tied) == order_of_sums(layout, tied=tied):
                 exact += 1
                 if found != one.after:
                     wrong.append(f"{where}: {found} instead of {one.after}")
@@ -128,9 +144,8 @@ def test_what_any_of_twelve_layouts_saves_each_of_them_loads(
                 wrong.append(f"{where}: {found.losses} instead of {one.after.losses}")
         shutil.rmtree(folder)
     assert wrong == []
-    assert count == (16 if tied else 144)
-    groups = [order_of_sums(layout, tied=tied) for layout in layouts]
-    assert exact == sum(one == other for one, other in product(groups, groups))
+    assert sorted(loaded) == sorted([*range(len(layouts))] * len(steps)), "each is loaded as often as it loads"
+    assert exact >= 4
 
 
 def frozen_tied_llama() -> TinyLlama:
@@ -147,9 +162,19 @@ OF_USES = [
 ]
 
 
-@pytest.mark.parametrize("where_to", ["copy", "reference"])
-def test_a_frozen_weight_that_stages_share_is_stored_once_and_loads_everywhere(tmp_path: Path, where_to: str) -> None:
-    layouts = [one.having(checkpoint={"frozen_parameters": where_to}) for one in OF_USES]
+@pytest.mark.parametrize(
+    ("where_to", "uses", "steps"),
+    [
+        pytest.param("copy", OF_USES, (1, 4), id="copy"),
+        pytest.param("reference", OF_USES[1::2], (1, 2), id="reference"),
+        pytest.param("copy", OF_USES, range(6), id="copy, all pairs", marks=ALL_PAIRS),
+        pytest.param("reference", OF_USES, range(6), id="reference, all pairs", marks=ALL_PAIRS),
+    ],
+)
+def test_a_frozen_weight_that_stages_share_is_stored_once_and_loads_everywhere(
+    tmp_path: Path, where_to: str, uses: list[Layout], steps: Sequence[int]
+) -> None:
+    layouts = [one.having(checkpoint={"frozen_parameters": where_to}) for one in uses]
     after: list[Trained] = []
     for number, layout in enumerate(layouts):
 
@@ -163,13 +188,14 @@ def test_a_frozen_weight_that_stages_share_is_stored_once_and_loads_everywhere(t
         assert ("embed_tokens.weight", "param") in index.tensors, layout
         assert ("lm_head.weight", "param") not in index.tensors, layout
         assert index.aliases == {"lm_head.weight": "embed_tokens.weight"}, layout
-    for layout in layouts:
+    for place, layout in enumerate(layouts):
 
-        def load(engine: Any, layout: Layout = layout) -> None:
-            for number, saver in enumerate(layouts):
+        def load(engine: Any, layout: Layout = layout, place: int = place) -> None:
+            for step in steps:
+                number = (place + step) % len(layouts)
                 engine.load_checkpoint(tmp_path, tag=str(number))
                 found = train(engine, layout, range(1, 2))
-                where = f"{saver} on {layout}"
+                where = f"{layouts[number]} on {layout}"
                 assert found.losses == pytest.approx(after[number].losses, rel=BOUND), where
                 assert found.norms == pytest.approx(after[number].norms, rel=1e-5), where
 

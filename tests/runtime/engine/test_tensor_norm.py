@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import product
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from dsrun.checkpoint_files.index.region import TensorBoxes
 from dsrun.utils import safe_get_full_grad, safe_set_full_grad
+from support.covering import covering
 from support.inside_engine import units_of
 from support.llama import llama, on_threads, tokens
 
@@ -23,11 +23,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "uneven heads": {"width": 40, "heads": 5, "key_heads": 5},
 }
 #: Number of ranks, and how many of them share a layer.
-RANKS = [(2, 2), (4, 4), (4, 2)]
-CASES = [
-    pytest.param(*ranks, model, slices, stage, id=f"{ranks[0]} by {ranks[1]}, {model}, {slices=}, {stage=}")
-    for ranks, model, slices, stage in product(RANKS, MODELS, (False, True), range(4))
-]
+RANKS = {f"{ranks} by {tensor}": (ranks, tensor) for ranks, tensor in ((2, 2), (4, 4), (4, 2))}
+SLICES = {f"slices={slices}": slices for slices in (False, True)}
+STAGES = {f"stage={stage}": stage for stage in range(4)}
+#: What both tests go through.
+AXES = (RANKS, {model: model for model in MODELS}, SLICES, STAGES)
 #: The largest relative error of one rounding in fp32.
 ROUNDING = 2.0**-24
 #: How far the norm may lie from that of the very gradients, relative to it; see runtime/optim/norm.py.
@@ -100,11 +100,11 @@ def on_ranks(
     )
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize(("ranks", "tensor", "model", "slices", "stage"), CASES)
+@pytest.mark.parametrize(("sizes", "model", "slices", "stage", "bf16"), covering(*AXES, {"fp32": False, "bf16": True}))
 def test_the_norm_is_that_of_the_whole_gradients_on_every_rank(
-    ranks: int, tensor: int, model: str, slices: bool, stage: int, bf16: bool
+    sizes: tuple[int, int], model: str, slices: bool, stage: int, bf16: bool
 ) -> None:
+    ranks, tensor = sizes
     found = on_ranks(norms_of, ranks, tensor, model, slices=slices, stage=stage, bf16={"enabled": bf16})
     assert len({norm for norm, _ in found}) == 1, "clipping by other factors would part the ranks"
     parts = [whole_grads([grads for _, grads in found[start : start + tensor]]) for start in range(0, ranks, tensor)]
@@ -118,11 +118,12 @@ def test_the_norm_is_that_of_the_whole_gradients_on_every_rank(
     assert found[0][0] == pytest.approx(right, rel=REAL)
 
 
-@pytest.mark.parametrize(("ranks", "tensor", "model", "slices", "stage"), CASES)
+@pytest.mark.parametrize(("sizes", "model", "slices", "stage"), covering(*AXES))
 def test_the_norm_counts_each_element_of_the_whole_model_once(
-    ranks: int, tensor: int, model: str, slices: bool, stage: int
+    sizes: tuple[int, int], model: str, slices: bool, stage: int
 ) -> None:
     """Among real gradients, one that is counted twice may be too small to be seen in the norm."""
+    ranks, tensor = sizes
 
     def body(engine: Any, data_rank: int) -> float:
         accumulate(engine, data_rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import dsrun
 from dsrun.errors import DsrunError, ModelError
 from dsrun.runtime.mesh.collectives import Traffic
+from support.covering import covering
 from support.inside_engine import mesh_of
 from support.llama import MICRO, TIME, VOCAB, Ended, TinyLlama, llama, on_threads, settings, tokens, train
 from support.models import loss_of
@@ -44,10 +46,17 @@ def one_rank() -> Ended:
     return on_threads(1, 1)[0]
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize(("ranks", "tensor"), [(2, 2), (4, 4), (4, 2)])
-def test_layers_cut_over_ranks_train_as_one_rank(stage: int, ranks: int, tensor: int, one_rank: Ended) -> None:
+@pytest.mark.parametrize(
+    ("stage", "sizes"),
+    covering(
+        {f"zero{stage}": stage for stage in range(4)},
+        {f"{ranks} by {tensor}": (ranks, tensor) for ranks, tensor in ((2, 2), (4, 4), (4, 2))},
+        together=1,
+    ),
+)
+def test_layers_cut_over_ranks_train_as_one_rank(stage: int, sizes: tuple[int, int], one_rank: Ended) -> None:
     """Four ranks share two heads of keys."""
+    ranks, tensor = sizes
     found = on_threads(ranks, tensor, stage=stage)
     expected = [one_rank] if ranks == tensor else on_threads(ranks // tensor, 1, stage=stage)
     for rank, one in enumerate(found):
@@ -56,42 +65,55 @@ def test_layers_cut_over_ranks_train_as_one_rank(stage: int, ranks: int, tensor:
         assert one.losses == found[rank - rank % tensor].losses, "ranks that share layers compute one loss"
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"stage": 1},
-        {"stage": 2},
-        {"stage": 3},
-        {"stage": 2, "zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
-        {"stage": 3, "zero_optimization": {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}},
-        RECOMPUTED,
-        {"activation_checkpointing": {"policy": "every_block", "partition_activations": True}},
-        {"tensor_parallel": {"tp_overlap_comm": True}},
-        {"tensor_parallel": {"tp_overlap_comm": True}, **RECOMPUTED},
-    ],
-)
-@pytest.mark.parametrize("bf16", [False, True])
+#: How state and activations are kept, and sums are sent.
+KEPT: dict[str, dict[str, Any]] = {
+    "zero1": {"stage": 1},
+    "zero2": {"stage": 2},
+    "zero3": {"stage": 3},
+    "host optimizer": {"stage": 2, "zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
+    "all on the host": {
+        "stage": 3,
+        "zero_optimization": {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
+    },
+    "recomputed": RECOMPUTED,
+    "partitioned": {"activation_checkpointing": {"policy": "every_block", "partition_activations": True}},
+    "overlapped": {"tensor_parallel": {"tp_overlap_comm": True}},
+    "overlapped, recomputed": {"tensor_parallel": {"tp_overlap_comm": True}, **RECOMPUTED},
+}
+
+
+@functools.cache
+def plain(tensor: int, *, bf16: bool = False) -> list[Ended]:
+    """Ranks that share layers, and nothing else."""
+    return on_threads(tensor, tensor, bf16={"enabled": bf16})
+
+
+@pytest.mark.parametrize(("more", "bf16"), covering(KEPT, {"fp32": False, "bf16": True}, together=1))
 def test_results_have_the_same_bits_however_state_and_activations_are_kept(more: dict[str, Any], bf16: bool) -> None:
     precision = options(bf16={"enabled": bf16})
-    expected = on_threads(2, 2, **precision)
-    for one, other in zip(on_threads(2, 2, **options(**precision, **more)), expected, strict=True):
+    for one, other in zip(on_threads(2, 2, **options(**precision, **more)), plain(2, bf16=bf16), strict=True):
         assert_same(one, other)
 
 
 def test_overlapped_columns_whose_heads_are_repeated_have_the_same_bits() -> None:
-    for one, other in zip(on_threads(4, 4, tensor_parallel={"tp_overlap_comm": True}), on_threads(4, 4), strict=True):
+    for one, other in zip(on_threads(4, 4, tensor_parallel={"tp_overlap_comm": True}), plain(4), strict=True):
         assert_same(one, other)
 
 
-@pytest.mark.parametrize("tensor", [2, 4])
-@pytest.mark.parametrize("more", [{}, {"stage": 3}, RECOMPUTED, {"tensor_parallel": {"tp_overlap_comm": True}}])
+@pytest.mark.parametrize(
+    ("more", "tensor"),
+    covering(
+        {"plain": {}, **{name: KEPT[name] for name in ("zero3", "recomputed", "overlapped")}},
+        {"2 ranks": 2, "4 ranks": 4},
+        together=1,
+    ),
+)
 def test_slices_of_the_sequence_change_the_order_of_sums_alone(
     tensor: int, more: dict[str, Any], one_rank: Ended
 ) -> None:
     section = {"sequence_parallel": True, **more.get("tensor_parallel", {})}
     found = on_threads(tensor, tensor, **options(**{**more, "tensor_parallel": section}))
-    plain = on_threads(tensor, tensor)
-    for one, other in zip(found, plain, strict=True):
+    for one, other in zip(found, plain(tensor), strict=True):
         assert_close(one, one_rank)
         assert one.losses[:2] == other.losses[:2], "before the first update: forwards have the same bits"
 
@@ -104,9 +126,12 @@ def test_a_sequence_that_does_not_divide_is_refused_with_its_length() -> None:
         on_threads(2, 2, body, tensor_parallel={"sequence_parallel": True})
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("more", [{}, {"bf16": {"enabled": True}}])
+@pytest.mark.parametrize(
+    ("more", "tied", "stage"),
+    covering(
+        {"fp32": {}, "bf16": {"bf16": {"enabled": True}}}, {"apart": False, "tied": True}, {"zero0": 0, "zero3": 3}
+    ),
+)
 def test_the_exact_mode_has_the_bits_of_one_rank(stage: int, tied: bool, more: dict[str, Any]) -> None:
     """Without clipping: norms are sums over blocks of the parts, which round otherwise.
 
@@ -192,11 +217,17 @@ LAYERS_ALONE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("stage", [0, 1, 3])
-@pytest.mark.parametrize(("ranks", "tensor"), [(1, 1), (4, 4), (4, 2), (2, 1)])
-def test_what_ranks_that_share_layers_save_any_layout_loads(
-    stage: int, ranks: int, tensor: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "stage"),
+    covering(
+        {f"{ranks} by {tensor}": (ranks, tensor) for ranks, tensor in ((1, 1), (4, 4), (4, 2), (2, 1))},
+        {f"zero{stage}": stage for stage in (0, 1, 3)},
+        together=1,
+    ),
+)
+def test_what_ranks_that_share_layers_save_any_layout_loads(sizes: tuple[int, int], stage: int, tmp_path: Path) -> None:
+    ranks, tensor = sizes
+
     def save(engine: Any, data_rank: int) -> Ended:
         ended = train(engine, data_rank, range(2))
         assert engine.save_checkpoint(tmp_path, tag="cut")

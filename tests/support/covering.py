@@ -1,0 +1,57 @@
+"""Cases of a test that has several parameters: a few that have each pair of values, and the others for `--soak`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+
+#: Places of some parameters, and the names of their values.
+Combination = tuple[tuple[int, ...], tuple[str, ...]]
+
+
+def covering(*axes: Mapping[str, Any], together: int = 2) -> list[Any]:
+    """Returns all cases for `parametrize`; those are marked `soak` whose values others of them have together.
+
+    Args:
+        axes: values of each parameter by their names.
+        together: number of parameters of which each combination of values has a case by default. With 1 each value has
+            one, and values of different parameters meet as evenly as they can.
+    """
+    assert 1 <= together <= len(axes), f"{together} of {len(axes)} parameters"
+    cases = list(product(*axes))
+    kept = _few(cases, together)
+    what = "value" if together == 1 else f"{together} values together"
+    mark = pytest.mark.soak(f"{len(kept)} of {len(cases)} cases have each {what}")
+    return [
+        pytest.param(
+            *(axis[name] for axis, name in zip(axes, case, strict=True)),
+            id="-".join(case),
+            marks=() if case in kept else mark,
+        )
+        for case in cases
+    ]
+
+
+def _few(cases: list[tuple[str, ...]], together: int) -> set[tuple[str, ...]]:
+    """Takes the case with the most new combinations, again and again; the first one of several."""
+    kept: set[tuple[str, ...]] = set()
+    had: set[Combination] = set()
+    wanted = {one for case in cases for one in _combinations(case, together)}
+    while not wanted <= had:
+        best = max(cases, key=lambda case: _new(case, together, had))
+        kept.add(best)
+        for size in range(together, len(best) + 1):
+            had |= _combinations(best, size)
+    return kept
+
+
+def _new(case: tuple[str, ...], together: int, had: Set[Combination]) -> list[int]:
+    """Counts combinations that no case has yet: of so many parameters first, then of one more, and so on."""
+    return [len(_combinations(case, size) - had) for size in range(together, len(case) + 1)]
+
+
+def _combinations(case: tuple[str, ...], size: int) -> set[Combination]:
+    return {(places, tuple(case[place] for place in places)) for places in combinations(range(len(case)), size)}
