@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections import Counter
+from collections.abc import Mapping
 from itertools import combinations, product
 from typing import Any
 
@@ -36,21 +37,22 @@ def covering(*axes: Mapping[str, Any], together: int = 2) -> list[Any]:
 
 
 def _few(cases: list[tuple[str, ...]], together: int) -> set[tuple[str, ...]]:
-    """Takes the case with the most new combinations, again and again; the first one of several."""
+    """Takes the case with the most new combinations, again and again; of several, the one whose values met least."""
     kept: set[tuple[str, ...]] = set()
-    had: set[Combination] = set()
+    uses: Counter[Combination] = Counter()
     wanted = {one for case in cases for one in _combinations(case, together)}
-    while not wanted <= had:
-        best = max(cases, key=lambda case: _new(case, together, had))
+    while wanted - uses.keys():
+        best = max(cases, key=lambda case: _gain(case, together, uses))
         kept.add(best)
-        for size in range(together, len(best) + 1):
-            had |= _combinations(best, size)
+        for size in range(1, len(best) + 1):
+            uses.update(_combinations(best, size))
     return kept
 
 
-def _new(case: tuple[str, ...], together: int, had: Set[Combination]) -> list[int]:
-    """Counts combinations that no case has yet: of so many parameters first, then of one more, and so on."""
-    return [len(_combinations(case, size) - had) for size in range(together, len(case) + 1)]
+def _gain(case: tuple[str, ...], together: int, uses: Mapping[Combination, int]) -> tuple[int, int]:
+    """Counts combinations that no case has yet, and how rarely cases have any of its values together."""
+    new = len(_combinations(case, together) - uses.keys())
+    return new, -sum(uses.get(one, 0) for size in range(1, len(case) + 1) for one in _combinations(case, size))
 
 
 def _combinations(case: tuple[str, ...], size: int) -> set[Combination]:

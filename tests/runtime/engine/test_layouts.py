@@ -29,6 +29,7 @@ from dsrun.errors import ConfigError, ModelError
 from dsrun.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from dsrun.runtime.parallel.pipeline.ranks import JobRank
 from support import layouts, llama
+from support.covering import covering
 from support.inside_engine import units_of
 from support.layouts import (
     BLOCKS,
@@ -115,6 +116,14 @@ def _reference(layout: Layout, tied: bool) -> Ended:
     return run(layout, tied=tied)
 
 
+PRECISIONS: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": {"bf16": {"enabled": True}}}
+
+
+@functools.cache
+def _in_precision(layout: Layout, precision: str) -> Ended:
+    return run(layout.having(**PRECISIONS[precision]))
+
+
 def assert_same(found: Ended, expected: Ended) -> None:
     # By their texts: norms of a step that overflows are no numbers.
     assert str(found.trained) == str(expected.trained)
@@ -128,19 +137,21 @@ P2T2 = Layout(pipe=2, tensor=2)
 TURNS = Layout(pipe=2, tensor=2, virtual=2, schedule="breadth_first")
 
 
-@pytest.mark.parametrize("slices", [False, True], ids=["whole", "slices"])
-@pytest.mark.parametrize(
-    "layout",
-    [
+#: Layouts of cut layers in stages, by their names.
+IN_STAGES = {
+    str(layout): layout
+    for layout in (
         *(replace(P2T2, stage=stage) for stage in range(4)),
-        *(replace(TURNS, stage=stage) for stage in range(4)),
+        *(replace(TURNS, stage=stage) for stage in (1, 0, 3, 2)),  # so that the two have slices at other stages
         Layout(pipe=2, tensor=2, schedule="gpipe", stage=1),
         Layout(pipe=2, tensor=2, virtual=2, schedule="interleaved", stage=2),
         Layout(pipe=2, tensor=2, virtual=2, schedule="zbv", stage=1),
         Layout(pipe=2, tensor=2, schedule="zero_bubble", stage=3),
-    ],
-    ids=str,
-)
+    )
+}
+
+
+@pytest.mark.parametrize(("layout", "slices"), covering(IN_STAGES, {"whole": False, "slices": True}, together=1))
 def test_stages_of_cut_layers_have_the_bits_of_one_stage(layout: Layout, slices: bool) -> None:
     """Clipping is active, and the embedding is tied to the head of the other stage."""
     expected = _reference(Layout(tensor=2, slices=slices), True)
@@ -153,39 +164,65 @@ def test_zero_stages_of_data_and_tensor_ranks_have_the_bits_of_stage_0(stage: in
     assert_same(run(Layout(data=2, tensor=2, stage=stage)), _reference(Layout(data=2, tensor=2), False))
 
 
-@pytest.mark.parametrize("precision", [{}, {"bf16": {"enabled": True}}], ids=["fp32", "bf16"])
+#: How state and activations are kept, each with a ZeRO stage.
+KEPT: dict[str, tuple[int, dict[str, Any]]] = {
+    "host optimizer": (2, OPTIMIZER_ON_HOST),
+    "all on the host": (3, ALL_ON_HOST),
+    "recomputed": (1, RECOMPUTED),
+    "partitioned": (1, PARTITIONED),
+    "all of it": (3, {**PARTITIONED, **ALL_ON_HOST}),
+}
+
+
 @pytest.mark.parametrize(
-    ("stage", "more"),
-    [(2, OPTIMIZER_ON_HOST), (3, ALL_ON_HOST), (1, RECOMPUTED), (1, PARTITIONED), (3, {**PARTITIONED, **ALL_ON_HOST})],
-    ids=["host optimizer", "all on the host", "recomputed", "partitioned", "all of it"],
+    ("kept", "base", "precision"),
+    covering(KEPT, {"p2t2": P2T2, "d2t2": Layout(data=2, tensor=2)}, {name: name for name in PRECISIONS}, together=1),
 )
-@pytest.mark.parametrize("base", [P2T2, Layout(data=2, tensor=2)], ids=["p2t2", "d2t2"])
 def test_how_state_and_activations_are_kept_changes_no_bits(
-    base: Layout, stage: int, more: dict[str, Any], precision: dict[str, Any]
+    kept: tuple[int, dict[str, Any]], base: Layout, precision: str
 ) -> None:
+    stage, more = kept
     turns = base.pipe > 1 and "offload_param" in more.get("zero_optimization", {})
-    kept = replace(TURNS if turns else base, stage=stage).having(**precision, **more)
-    assert_same(run(kept), run(base.having(**precision)))
+    layout = replace(TURNS if turns else base, stage=stage).having(**PRECISIONS[precision], **more)
+    assert_same(run(layout), _in_precision(base, precision))
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_fp16_overflows_in_the_same_updates_in_any_stages(stage: int) -> None:
+@functools.cache
+def _with_overflows(layout: Layout) -> Ended:
     fp16 = {"fp16": {"enabled": True, "initial_scale_power": 23, "hysteresis": 1, "loss_scale_window": 2}}
-    expected = run(Layout(tensor=2).having(**fp16), updates=5)
+    return run(layout.having(**fp16), updates=5)
+
+
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.soak("ZeRO 3, and bf16 at ZeRO 0")), 3])
+def test_fp16_overflows_in_the_same_updates_in_any_stages(stage: int) -> None:
+    expected = _with_overflows(Layout(tensor=2))
     assert 0 < expected.skipped < 5
-    assert_same(run(replace(TURNS, stage=stage).having(**fp16), updates=5), expected)
+    assert_same(_with_overflows(replace(TURNS, stage=stage)), expected)
+
+
+NAMED = {"both named": VOCABULARY_CUT, "head named": HEAD_CUT}
+
+
+@functools.cache
+def _with_vocabulary_cut(named: str) -> Ended:
+    return run(Layout(tensor=2).having(**NAMED[named]), tied=True)
 
 
 @pytest.mark.parametrize(
-    "layout", [P2T2, replace(TURNS, stage=3), Layout(pipe=2, tensor=2, virtual=2, schedule="zbv")], ids=str
+    ("layout", "named"),
+    covering(
+        {
+            str(layout): layout
+            for layout in (P2T2, replace(TURNS, stage=3), Layout(pipe=2, tensor=2, virtual=2, schedule="zbv"))
+        },
+        {name: name for name in NAMED},
+        together=1,
+    ),
 )
-@pytest.mark.parametrize("more", [VOCABULARY_CUT, HEAD_CUT], ids=["both named", "head named"])
-def test_a_tied_vocabulary_that_is_cut_over_tensor_is_one_weight_in_all_stages(
-    layout: Layout, more: dict[str, Any]
-) -> None:
+def test_a_tied_vocabulary_that_is_cut_over_tensor_is_one_weight_in_all_stages(layout: Layout, named: str) -> None:
     """Each stage sees one of the two uses alone: they are cut alike, and their gradients summed."""
-    expected = run(Layout(tensor=2).having(**more), tied=True)
-    assert_same(run(layout.having(**more), tied=True), expected)
+    expected = _with_vocabulary_cut(named)
+    assert_same(run(layout.having(**NAMED[named]), tied=True), expected)
     one_rank = _reference(Layout(), True).trained
     assert expected.trained.norms == pytest.approx(one_rank.norms, rel=1e-6)
     assert expected.trained.losses == pytest.approx(one_rank.losses, rel=1e-6)
@@ -314,7 +351,20 @@ def exact_norm() -> float:
     return math.sqrt(math.fsum(value**2 for grad in grads for value in grad.view(-1).tolist()))
 
 
-@pytest.mark.parametrize("layout", [*LAYOUTS, Layout(data=2, pipe=2), Layout(data=2, tensor=2)], ids=str)
+#: With two of the three axes.
+ON_TWO_AXES = [one for one in LAYOUTS if sum(size > 1 for size in (one.data, one.tensor, one.pipe)) > 1]
+OF_ONE_AXIS = pytest.mark.soak("test_tensor_norm.py and test_pipeline_precision.py have each axis alone")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *(pytest.param(one, marks=() if one in ON_TWO_AXES else OF_ONE_AXIS) for one in LAYOUTS),
+        pytest.param(Layout(data=2, pipe=2), marks=pytest.mark.soak("the same with ZeRO 2 and 3")),
+        pytest.param(Layout(data=2, tensor=2), marks=pytest.mark.soak("the same with ZeRO 3")),
+    ],
+    ids=str,
+)
 def test_the_norm_has_the_same_bits_on_all_ranks_and_is_that_of_one_process(layout: Layout) -> None:
     def norm_of(engine: Any) -> float:
         engine.train_batch(micro_batches(layout, layout.data_rank(engine.global_rank)), loss_fn=exact_loss)
@@ -429,9 +479,14 @@ def test_the_grid_knows_ranks_that_share_layers(is_list: bool) -> None:
         }
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
-@pytest.mark.parametrize("layout", [P2T2, replace(TURNS, stage=3)], ids=str)
-@pytest.mark.parametrize("more", [{}, VOCABULARY_CUT], ids=["whole vocabulary", "cut vocabulary"])
+@pytest.mark.parametrize(
+    ("more", "layout", "tied"),
+    covering(
+        {"whole vocabulary": {}, "cut vocabulary": VOCABULARY_CUT},
+        {str(layout): layout for layout in (P2T2, replace(TURNS, stage=3))},
+        {"apart": False, "tied": True},
+    ),
+)
 def test_files_for_other_programs_have_the_whole_model(
     layout: Layout, tied: bool, more: dict[str, Any], tmp_path: Path
 ) -> None:

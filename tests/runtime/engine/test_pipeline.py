@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import dsrun
 from dsrun.errors import ModelError
+from support.covering import covering
 from support.pipelines import (
     MICROS,
     UPDATES,
@@ -41,18 +43,34 @@ PIPELINES = [
 ]
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("case", PIPELINES, ids=lambda case: f"{case.schedule}-{case.stages}x{case.virtual}")
+DTYPES = {"fp32": "fp32", "bf16": "bf16"}
+ZERO = {f"zero{stage}": stage for stage in range(4)}
+
+
+@functools.cache
+def data_ranks_alone(data: int, zero: int, dtype: str, *, tied: bool = False) -> list[Ended]:
+    """What the ranks have at the end without stages."""
+    return run(Case(data=data, zero=zero, tied=tied, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "tied"),
+    covering(
+        {f"{case.schedule}-{case.stages}x{case.virtual}": case for case in PIPELINES},
+        DTYPES,
+        {"apart": False, "tied": True},
+        together=1,
+    ),
+)
 def test_stages_have_the_bits_of_one_stage(case: Case, dtype: str, tied: bool) -> None:
-    one = run(Case(tied=tied, dtype=dtype))[0]
+    one = data_ranks_alone(1, 0, dtype, tied=tied)[0]
     found = run(Case(case.stages, case.schedule, case.virtual, tied=tied, dtype=dtype))
     assert_same(found, one)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2])
 def test_stages_and_data_ranks_have_the_bits_of_data_ranks_alone(zero: int) -> None:
-    expected = run(Case(data=2, zero=zero))
+    expected = data_ranks_alone(2, zero, "fp32")
     found = run(Case(2, data=2, zero=zero))
     assert expected[0].losses == expected[1].losses
     assert_same(found, expected[0])
@@ -73,7 +91,7 @@ def test_one_stage_by_train_batch_has_the_bits_of_the_loop() -> None:
             norms.append(engine.get_global_grad_norm())
         return Ended(losses, norms, weights_of(engine))
 
-    by_hand, whole = run(Case(), loop)[0], run(Case())[0]
+    by_hand, whole = run(Case(), loop)[0], data_ranks_alone(1, 0, "fp32")[0]
     assert whole.norms == by_hand.norms
     assert whole.losses == pytest.approx(by_hand.losses, rel=1e-7)
     for name, value in whole.weights.items():
@@ -81,7 +99,7 @@ def test_one_stage_by_train_batch_has_the_bits_of_the_loop() -> None:
 
 
 def test_uses_of_a_weight_on_one_rank_and_on_others_are_summed_once() -> None:
-    expected = run(Case(data=2, tied=True))
+    expected = data_ranks_alone(2, 0, "fp32", tied=True)
     found = run(Case(2, "zbv", 2, data=2, tied=True))
     assert_same(found, expected[0])
 
@@ -214,18 +232,25 @@ def test_an_evaluation_leaves_modules_in_the_mode_that_they_were_in() -> None:
     run(Case(), body)
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("more", [{"gradient_predivide_factor": 2.0}, {"prescale_gradients": True}], ids=["pre", "all"])
-def test_divisors_before_the_sum_change_no_bits(zero: int, dtype: str, more: dict[str, Any]) -> None:
-    plain = run(Case(data=2, zero=zero, dtype=dtype))[0]
+@pytest.mark.parametrize(
+    ("more", "dtype", "zero"),
+    covering(
+        {"pre": {"gradient_predivide_factor": 2.0}, "all": {"prescale_gradients": True}},
+        DTYPES,
+        {name: ZERO[name] for name in ("zero0", "zero1", "zero2")},
+        together=1,
+    ),
+)
+def test_divisors_before_the_sum_change_no_bits(more: dict[str, Any], dtype: str, zero: int) -> None:
+    plain = data_ranks_alone(2, zero, dtype)[0]
     divided = run(Case(data=2, zero=zero, dtype=dtype, more=more))
     assert_same(divided, plain)
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_backwards_of_the_script_are_summed_as_the_engines(zero: int, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "zero"), covering(DTYPES, {name: ZERO[name] for name in ("zero0", "zero1", "zero2")}, together=1)
+)
+def test_backwards_of_the_script_are_summed_as_the_engines(dtype: str, zero: int) -> None:
     """Micro batches are divided by a power of two, so the order of division and sum does not show."""
 
     def loop(engine: Any, data_rank: int, *, own: bool) -> Ended:
@@ -244,8 +269,7 @@ def test_backwards_of_the_script_are_summed_as_the_engines(zero: int, dtype: str
     assert_same(run(case, lambda engine, rank: loop(engine, rank, own=True)), engines[0])
 
 
-@pytest.mark.parametrize("data", [1, 2])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("data", "dtype"), covering({"data1": 1, "data2": 2}, DTYPES, together=1))
 def test_a_global_batch_that_failed_leaves_nothing_behind(data: int, dtype: str) -> None:
     class Failed(Exception):
         pass
@@ -296,9 +320,8 @@ def loop(engine: Any, data_rank: int) -> Ended:
     return Ended(losses, norms, weights_of(engine))
 
 
-@pytest.mark.parametrize("make", [Model, TwoTied])
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_a_loop_over_one_stage_trains_every_use_of_a_weight(zero: int, make: type[Model]) -> None:
+@pytest.mark.parametrize(("make", "zero"), covering({"Model": Model, "TwoTied": TwoTied}, ZERO, together=1))
+def test_a_loop_over_one_stage_trains_every_use_of_a_weight(make: type[Model], zero: int) -> None:
     def model() -> Model:
         return TwoTied() if make is TwoTied else Model(tied=True, dropout=0.0)
 
@@ -308,14 +331,25 @@ def test_a_loop_over_one_stage_trains_every_use_of_a_weight(zero: int, make: typ
     assert all(torch.equal(value, by_batch.weights[name]) for name, value in by_loop.weights.items())
 
 
-@pytest.mark.parametrize("body", [None, loop], ids=["train_batch", "loop"])
-@pytest.mark.parametrize("zero", [0, 1, 3])
+BY_MICRO_STEP = {"gradient_reduction": "micro_step"}
+
+
+@functools.cache
+def plain_of_micro_steps(zero: int) -> Ended:
+    return run(Case(data=2, tied=True, plain=True, zero=zero, more=BY_MICRO_STEP), loop)[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "zero"),
+    covering(
+        {"train_batch": None, "loop": loop}, {name: ZERO[name] for name in ("zero0", "zero1", "zero3")}, together=1
+    ),
+)
 def test_where_gradients_are_reduced_each_micro_step_uses_of_a_weight_are_those_of_a_plain_model(
-    zero: int, body: Any
+    body: Any, zero: int
 ) -> None:
-    reduction = {"gradient_reduction": "micro_step"}
-    plain = run(Case(data=2, tied=True, plain=True, zero=zero, more=reduction), loop)[0]
-    for found in run(Case(data=2, tied=True, zero=zero, more=reduction), body):
+    plain = plain_of_micro_steps(zero)
+    for found in run(Case(data=2, tied=True, zero=zero, more=BY_MICRO_STEP), body):
         # The last bits differ: small parameters outside of the blocks lie in other units.
         assert found.norms == pytest.approx(plain.norms, rel=1e-6)
         torch.testing.assert_close(found.weights, plain.weights, rtol=1e-5, atol=1e-6)

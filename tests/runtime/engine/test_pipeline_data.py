@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dsrun.errors import DsrunError, InputError, ModelError
 from dsrun.pipe import PipelineError
+from support.covering import covering
 from support.pipelines import (
     MICROS,
     VOCABULARY,
@@ -100,12 +101,12 @@ def samples(count: int) -> list[tuple[Tensor, Tensor]]:
 
 def test_without_an_iterator_the_engines_own_loader_is_gone_through_over_and_over() -> None:
     def body(engine: Any, data_rank: int) -> list[float]:
-        return [float(engine.train_batch(loss_fn=loss_fn)) for _ in range(5)]
+        return [float(engine.train_batch(loss_fn=loss_fn)) for _ in range(4)]
 
     def by_hand(engine: Any, data_rank: int) -> list[float]:
         assert len(engine.training_dataloader) == 12
         loader = itertools.chain.from_iterable(itertools.repeat(engine.training_dataloader))
-        return [float(engine.train_batch(loader, loss_fn=loss_fn)) for _ in range(5)]
+        return [float(engine.train_batch(loader, loss_fn=loss_fn)) for _ in range(4)]
 
     # An epoch has twelve micro batches, of which the last one has one sample; a global batch has four.
     words = {"training_data": samples(23)}
@@ -227,8 +228,10 @@ def told(call: Callable[[], Any]) -> BaseException:
     return raised.value
 
 
-@pytest.mark.parametrize("call", ["train_batch", "eval_batch"])
-@pytest.mark.parametrize("case", LAYOUTS[:4], ids=str)
+BATCH_CALLS = {name: name for name in ("train_batch", "eval_batch")}
+
+
+@pytest.mark.parametrize(("case", "call"), covering({str(case): case for case in LAYOUTS[:4]}, BATCH_CALLS, together=1))
 def test_data_that_ends_is_told_on_all_ranks_and_training_can_go_on(case: Case, call: str) -> None:
     def body(engine: Any, data_rank: int) -> list[BaseException]:
         # Of several ranks one has less.
@@ -325,10 +328,11 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("call", ["train_batch", "eval_batch"])
-@pytest.mark.parametrize("case", [Case(1), Case(2), Case(4), Case(2, "zbv", 2)], ids=str)
-@pytest.mark.parametrize("wrong", WRONG)
-def test_what_fails_on_one_stage_ends_all_of_them(case: Case, wrong: str, call: str) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "case", "call"),
+    covering({name: name for name in WRONG}, {str(case): case for case in LAYOUTS[:4]}, BATCH_CALLS),
+)
+def test_what_fails_on_one_stage_ends_all_of_them(wrong: str, case: Case, call: str) -> None:
     data, function, text = WRONG[wrong]
     failed = threading.Event()
 
@@ -354,8 +358,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("fails", ["train_batch", "eval_batch"])
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(("call", "fails"), covering({name: name for name in CALLS}, BATCH_CALLS, together=1))
 def test_a_call_after_a_batch_that_failed_between_stages_is_refused_at_once(call: str, fails: str) -> None:
     def body(engine: Any, data_rank: int) -> None:
         wrong = (pair[0] for pair in items(data_rank))
@@ -368,8 +371,9 @@ def test_a_call_after_a_batch_that_failed_between_stages_is_refused_at_once(call
         run(Case(2), body)
 
 
-@pytest.mark.parametrize("fails", ["train_batch", "eval_batch"])
-@pytest.mark.parametrize("case", [Case(1), Case(1, zero=3)], ids=str)
+@pytest.mark.parametrize(
+    ("case", "fails"), covering({str(case): case for case in (Case(1), Case(1, zero=3))}, BATCH_CALLS, together=1)
+)
 def test_one_stage_goes_on_after_a_batch_that_failed_as_if_there_had_been_none(case: Case, fails: str) -> None:
     def body(engine: Any, data_rank: int) -> Any:
         with pytest.raises(Refusal):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from dsrun.runtime.layout.unit_layout import lay_out
 from dsrun.runtime.optim.norm import block_norms
 from dsrun.runtime.zero.units.find import find_units
+from support.covering import covering
 from support.pipelines import Case, run
 
 WIDTH, VOCABULARY, BLOCKS, MICROS = 16, 32, 8, 4
@@ -118,14 +120,19 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "tied", "dtype"),
+    covering(
+        {str(case): case for case in CASES},
+        {"untied": False, "tied": True},
+        {"fp32": "fp32", "bf16": "bf16"},
+        together=1,
+    ),
+)
 def test_the_norm_has_the_same_bits_on_all_ranks_and_is_that_of_one_process_in_fp64(
     case: Case, tied: bool, dtype: str
 ) -> None:
-    case.dtype = dtype
-    norms = run(case, norm_of, make=lambda: Exact(tied=tied))
+    norms = run(replace(case, dtype=dtype), norm_of, make=lambda: Exact(tied=tied))
     assert len(set(norms)) == 1, norms
     of_blocks, of_elements = norms_in_one_process(tied=tied, data=case.data)
     assert abs(norms[0] - of_blocks) <= 2.0**-45 * of_blocks, (norms[0], of_blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from dsrun.estimate.memory.model_state import pad_units, state_bytes
 from dsrun.estimate.model.units import UnitGroup
 from dsrun.estimate.run.settings import read_settings
 from dsrun.estimate.time.collectives import gathered_by_chunk
+from support.covering import covering
 from support.pipelines import Case, Ended, Model, assert_same, items, loss_fn, run, train
 from support.ranks import run_ranks
 
@@ -27,29 +29,33 @@ def cut(case: Case, **more: Any) -> Case:
     return replace(case, zero=3, more={**more, "zero_optimization": zero})
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
-@pytest.mark.parametrize("case", WHOLE, ids=str)
+TIED = {"apart": False, "tied": True}
+
+
+@functools.cache
+def one_stage(*, data: int = 1, tied: bool, dtype: str = "fp32") -> Ended:
+    return run(Case(data=data, tied=tied, dtype=dtype))[0]
+
+
+@pytest.mark.parametrize(("case", "tied"), covering({str(case): case for case in WHOLE}, TIED, together=1))
 def test_stages_that_hold_their_parameters_have_the_bits_of_one_stage(case: Case, tied: bool) -> None:
-    one = run(Case(tied=tied))[0]
-    assert_same(run(replace(case, zero=3, tied=tied)), one)
+    assert_same(run(replace(case, zero=3, tied=tied)), one_stage(tied=tied))
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("case", TURNS, ids=str)
+@pytest.mark.parametrize(
+    ("case", "dtype", "tied"), covering({str(case): case for case in TURNS}, {"fp32": "fp32", "bf16": "bf16"}, TIED)
+)
 def test_chunks_that_take_turns_have_the_bits_of_one_stage(case: Case, dtype: str, tied: bool) -> None:
-    one = run(Case(tied=tied, dtype=dtype))[0]
-    assert_same(run(replace(cut(case), tied=tied, dtype=dtype)), one)
+    assert_same(run(replace(cut(case), tied=tied, dtype=dtype)), one_stage(tied=tied, dtype=dtype))
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
-@pytest.mark.parametrize("zero", [2, 3])
-@pytest.mark.parametrize("virtual", [2, 4])
+@pytest.mark.parametrize(
+    ("virtual", "zero", "tied"), covering({"2 chunks": 2, "4 chunks": 4}, {"zero2": 2, "zero3": 3}, TIED)
+)
 def test_with_data_ranks_they_have_the_bits_of_data_ranks_alone(virtual: int, zero: int, tied: bool) -> None:
-    one = run(Case(data=2, tied=tied))[0]
     case = cut(Case(2, "breadth_first", virtual, data=2, tied=tied))
     case.more["zero_optimization"]["stage"] = zero
-    assert_same(run(replace(case, zero=zero)), one)
+    assert_same(run(replace(case, zero=zero)), one_stage(data=2, tied=tied))
 
 
 @pytest.mark.parametrize(
@@ -64,11 +70,15 @@ def test_with_data_ranks_they_have_the_bits_of_data_ranks_alone(virtual: int, ze
     ids=["recomputed", "host optimizer", "all on the host", "parameters on the host", "one chunk live"],
 )
 def test_with_what_else_there_is_they_have_the_same_bits(more: dict[str, Any]) -> None:
-    one = run(Case(data=2, dtype="bf16", tied=True))[0]
+    one = one_stage(data=2, dtype="bf16", tied=True)
     assert_same(run(cut(Case(2, "breadth_first", 4, data=2, dtype="bf16", tied=True), **more)), one)
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
+@pytest.mark.parametrize(
+    "tied",
+    [pytest.param(False, marks=pytest.mark.soak("tied weights")), True],
+    ids=["apart", "tied"],
+)
 def test_evaluations_before_and_between_updates_change_nothing_and_gather_each_chunk_once(tied: bool) -> None:
     def body(engine: Any, data_rank: int) -> tuple[Ended, list[float], list[int]]:
         evaluated: list[float] = []
@@ -123,7 +133,7 @@ def test_a_global_batch_that_failed_lets_go_of_its_chunks() -> None:
 
 
 def held(engine: Any, data_rank: int) -> dict[str, Any]:
-    train(engine, data_rank, updates=2)
+    train(engine, data_rank, updates=1)
     before = engine.counters()
     engine.train_batch(items(data_rank), loss_fn=loss_fn)
     moved = engine.counters().since(before).collectives
@@ -148,9 +158,10 @@ def held(engine: Any, data_rank: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("virtual", [2, 4])
-@pytest.mark.parametrize("zero", [2, 3])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("dtype", "zero", "virtual"),
+    covering({"fp32": "fp32", "bf16": "bf16"}, {"zero2": 2, "zero3": 3}, {"2 chunks": 2, "4 chunks": 4}),
+)
 def test_bytes_held_and_moved_are_those_of_the_plan(dtype: str, zero: int, virtual: int) -> None:
     case = cut(Case(2, "breadth_first", virtual, data=2, dtype=dtype))
     case.more["zero_optimization"]["stage"] = zero
@@ -173,8 +184,9 @@ def test_chunks_that_take_turns_hold_less() -> None:
         return max(found["held"] for found in run(replace(case, zero=zero), held))
 
     one, two, three = of("interleaved", 1), of("breadth_first", 2), of("breadth_first", 3)
-    assert of("interleaved", 3) == of("interleaved", 2), "in other schedules parameters are whole"
-    assert three < two < of("interleaved", 2) < one
+    whole = of("interleaved", 2)
+    assert of("interleaved", 3) == whole, "in other schedules parameters are whole"
+    assert three < two < whole < one
 
 
 def _built(case: Case) -> tuple[list[float], list[float]]:
@@ -185,7 +197,7 @@ def _built(case: Case) -> tuple[list[float], list[float]]:
         with dsrun.zero.Init(config_dict_or_path=case.config(), enabled=in_slices):
             model = Model(tied=False, dropout=0.0)
         engine: Any = dsrun.initialize(model=model, config=case.config())[0]
-        losses.append(train(engine, engine.grid.get_data_parallel_rank()).losses)
+        losses.append(train(engine, engine.grid.get_data_parallel_rank(), updates=2).losses)
         engine.destroy()
     return losses[0], losses[1]
 

@@ -6,6 +6,7 @@ other one plain replicas, or a model that is cut in two.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import math
@@ -22,6 +23,7 @@ from dsrun.config.axes import AXES, AxisRow
 from dsrun.mesh_spec import Role
 from dsrun.runtime.layout.cuts import CutParameter, Cuts, RankPlacement
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
+from support.covering import covering
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks as run_processes
 from support.threaded_ranks import ranks_of_threads
@@ -119,13 +121,19 @@ def trained(size: int, width: int, stage: int, **more: Any) -> list[Ended]:
     return run_ranks(size, width, body, stage, **more)
 
 
+@functools.cache
+def trained_in_pairs(stage: int) -> list[Ended]:
+    """What four ranks have at the end, two and two along a second axis that is there already."""
+    return trained(4, 2, stage)
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_plain_replicas_along_a_second_axis_train_as_without_it(second: Callable[..., None], stage: int) -> None:
     second(1)
     expected = trained(2, 1, stage)
     second(2)
-    found = trained(4, 2, stage)
-    zero = trained(4, 2, 0)
+    found = trained_in_pairs(stage)
+    zero = trained_in_pairs(0)
     for rank, one in enumerate(found):
         assert one.norms == zero[rank].norms, "the same bits at every stage"
         assert one.norms == found[0].norms, "and on every rank"
@@ -138,11 +146,18 @@ def test_plain_replicas_along_a_second_axis_train_as_without_it(second: Callable
             torch.testing.assert_close(value, expected[0].weights[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize(("size", "width"), [(4, 1), (1, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("stage", "sizes"),
+    covering(
+        {f"zero{stage}": stage for stage in range(4)},
+        {f"{size} by {width}": (size, width) for size, width in ((4, 1), (1, 1), (4, 2))},
+        together=1,
+    ),
+)
 def test_what_two_by_two_ranks_save_any_number_loads(
-    second: Callable[..., None], tmp_path: Any, stage: int, size: int, width: int
+    second: Callable[..., None], tmp_path: Any, stage: int, sizes: tuple[int, int]
 ) -> None:
+    size, width = sizes
     second(2)
 
     def save(engine: Any, data_rank: int) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
@@ -323,10 +338,16 @@ def norms_of_parts(bounds: list[int], stage: int, *, spoil: int = -1, **more: An
         return LoopbackWorld(len(models)).run(lambda collectives: run(collectives, rank))
 
 
-@pytest.mark.parametrize("stage", [0, 1, 3])
-@pytest.mark.parametrize("split", [NUMEL // 4, NUMEL // 2, NUMEL - 1])
+@pytest.mark.parametrize(
+    ("split", "stage"),
+    covering(
+        {"a quarter": NUMEL // 4, "a half": NUMEL // 2, "all but one": NUMEL - 1},
+        {f"zero{stage}": stage for stage in (0, 1, 3)},
+        together=1,
+    ),
+)
 def test_parts_of_unlike_sizes_have_one_norm_on_every_rank(
-    second: Callable[..., None], monkeypatch: pytest.MonkeyPatch, stage: int, split: int
+    second: Callable[..., None], monkeypatch: pytest.MonkeyPatch, split: int, stage: int
 ) -> None:
     second(1)
     monkeypatch.setattr(_ROOT, "CUT_BY_AXES", (cut_by_bounds,))
@@ -337,8 +358,9 @@ def test_parts_of_unlike_sizes_have_one_norm_on_every_rank(
     assert found[0] == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-@pytest.mark.parametrize("wire", [None, "fp32"])
+@pytest.mark.parametrize(
+    ("stage", "wire"), covering({"zero1": 1, "zero3": 3}, {"wire of the model": None, "fp32": "fp32"}, together=1)
+)
 def test_gradients_of_parts_go_to_the_host_in_the_dtype_of_all_others(
     second: Callable[..., None], monkeypatch: pytest.MonkeyPatch, stage: int, wire: str | None
 ) -> None:
@@ -411,11 +433,16 @@ def cut_experts(model: nn.Module, settings: object, mesh: Any, say: object) -> C
     return {id(model.weight): CutParameter(RankPlacement(cut_over=("second",)), boxes)}
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("more", [{}, {"prescale_gradients": True}, {"gradient_allreduce_op": "sum"}])
+@pytest.mark.parametrize(
+    ("more", "stage", "size"),
+    covering(
+        {"mean": {}, "divided before": {"prescale_gradients": True}, "sum": {"gradient_allreduce_op": "sum"}},
+        {f"zero{stage}": stage for stage in range(3)},
+        {"2 ranks": 2, "4 ranks": 4},
+    ),
+)
 def test_gradients_of_experts_are_means_over_the_samples_of_all_ranks(
-    second: Callable[..., None], monkeypatch: pytest.MonkeyPatch, stage: int, size: int, more: dict[str, Any]
+    second: Callable[..., None], monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], stage: int, size: int
 ) -> None:
     def norms() -> list[float]:
         models = [Expert() for _ in range(size)]
@@ -477,10 +504,10 @@ def _train_in_processes(stage: int, width: int) -> tuple[list[float], list[float
     )
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", [0, pytest.param(2, marks=pytest.mark.soak("ZeRO 0 and 3")), 3])
 def test_processes_train_along_a_second_axis_as_threads_do(second: Callable[..., None], stage: int) -> None:
     second(2)
-    threads = trained(4, 2, stage)
+    threads = trained_in_pairs(stage)
     for (losses, norms), expected in zip(run_processes(4, _train_in_processes, stage, 2), threads, strict=True):
         assert norms == threads[0].norms
         assert losses == expected.losses

@@ -28,7 +28,7 @@ def body(backend: str | None, dropout: float) -> tuple[list[float], int]:
         engine.destroy()
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.soak("with dropout")), 0.1])
 def test_a_compiled_model_trains_as_it_is_and_compiles_no_module_that_is_cut(dropout: float) -> None:
     expected = run_ranks(2, body, None, dropout)
     found = run_ranks(2, body, "aot_eager", dropout)
