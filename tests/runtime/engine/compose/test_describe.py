@@ -207,7 +207,16 @@ def measured_once(stage: int, options: dict[str, Any]) -> int:
     return engine.model_state_bytes()
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        *(
+            pytest.param(stage, marks=pytest.mark.soak("stage 3, and all stages of a small model"))
+            for stage in (0, 1, 2)
+        ),
+        3,
+    ],
+)
 def test_at_200m_parameters_planned_state_is_within_5_percent(stage: int) -> None:
     size = on_meta(**_LARGE)
     assert size.numel == pytest.approx(203e6, rel=0.02)

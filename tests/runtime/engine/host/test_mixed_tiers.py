@@ -81,23 +81,49 @@ def _check_bytes(engine: Any, case: dict[str, Any]) -> None:
     assert engine.model_state_bytes() == predicted_bytes(engine) + counts
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_one_rank_has_the_bits_of_a_step_on_the_device(case: str) -> None:
-    _compare(CASES[case], STAGES, 5)
+#: Memory is looked at in the first three, which waits for updates.
+STEPS = 4
 
 
-@pytest.mark.parametrize("case", ["fp32", "bf16", "accumulation"])
-def test_two_ranks_have_the_bits_of_a_step_on_the_device(case: str) -> None:
-    run_ranks(2, _compare, CASES[case], STAGES, 4)
+def with_all_stages(some: dict[str, tuple[int, ...]]) -> list[Any]:
+    """Cases with some stages by default, and with all of them besides."""
+    whole = pytest.mark.soak("the same case at one or two stages, and each stage in other cases")
+    return [
+        *(pytest.param(case, stages, id=case) for case, stages in some.items()),
+        *(pytest.param(case, STAGES, id=f"{case}-all", marks=whole) for case in some),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("case", "stages"),
+    with_all_stages(
+        {
+            "fp32": (1,),
+            "bf16": (2,),
+            "accumulation": (3,),
+            "accumulation-fp32": (3,),
+            "fp16": (2,),
+            "lion": (1,),
+            "rmsprop": (2,),
+        }
+    ),
+)
+def test_one_rank_has_the_bits_of_a_step_on_the_device(case: str, stages: tuple[int, ...]) -> None:
+    _compare(CASES[case], stages, STEPS)
+
+
+@pytest.mark.parametrize(("case", "stages"), with_all_stages({"fp32": (3,), "bf16": (1, 3), "accumulation": (2,)}))
+def test_two_ranks_have_the_bits_of_a_step_on_the_device(case: str, stages: tuple[int, ...]) -> None:
+    run_ranks(2, _compare, CASES[case], stages, STEPS)
 
 
 def test_three_ranks_have_the_bits_of_a_step_on_the_device() -> None:
-    run_ranks(3, _compare, CASES["bf16"], (2, 3), 4)
+    run_ranks(3, _compare, CASES["bf16"], (2,), 3)
 
 
-@pytest.mark.parametrize("case", ["bf16", "fp32"])
-def test_the_others_may_be_on_a_disk(case: str, tmp_path: Any) -> None:
-    _compare(CASES[case], (1, 3), 4, tmp_path)
+@pytest.mark.parametrize(("case", "stage"), [("bf16", 3), ("fp32", 1)])
+def test_the_others_may_be_on_a_disk(case: str, stage: int, tmp_path: Any) -> None:
+    _compare(CASES[case], (stage,), STEPS, tmp_path)
 
 
 # State that others read and write -------------------------------------------------------------------------------------
@@ -219,9 +245,9 @@ def _filled(case: dict[str, Any], stages: tuple[int, ...], rooms: tuple[int, ...
             assert counts[-1] == 0
 
 
-@pytest.mark.parametrize("case", ["bf16", "accumulation-fp32"])
-def test_the_device_is_filled_as_far_as_it_has_room(case: str) -> None:
-    _filled(CASES[case], (2, 3), (900_000, 1_300_000))
+@pytest.mark.parametrize(("case", "stage"), [("bf16", 3), ("accumulation-fp32", 2)])
+def test_the_device_is_filled_as_far_as_it_has_room(case: str, stage: int) -> None:
+    _filled(CASES[case], (stage,), (900_000, 1_300_000))
 
 
 def test_two_ranks_fill_their_devices_alike() -> None:
@@ -250,12 +276,16 @@ def looking_again(stage: int, nbytes: int, **more: Any) -> dict[str, Any]:
     return settings
 
 
-def _coming(case: dict[str, Any], stages: tuple[int, ...], folder: str) -> None:
+#: For some of the units, and for all.
+ROOMS = (1_000_000, 1 << 40)
+
+
+def _coming(case: dict[str, Any], stages: tuple[int, ...], folder: str, rooms: tuple[int, ...] = ROOMS) -> None:
     plain = make_engine(config(1, **case))
     samples = samples_of(case, plain)
     losses = train(plain, range(8), samples=samples)
     for stage in stages:
-        for free in (1_000_000, 1 << 40):
+        for free in rooms:
             engine = make_engine(looking_again(stage, 700_000, **case))
             if stage == 3:
                 store_of(engine).poison = True
@@ -284,13 +314,29 @@ def _coming(case: dict[str, Any], stages: tuple[int, ...], folder: str) -> None:
         other.destroy()
 
 
-@pytest.mark.parametrize("case", ["bf16", "fp32", "accumulation", "lion"])
-def test_units_come_to_the_device_with_their_bits(case: str, tmp_path: Any) -> None:
-    _coming(CASES[case], (2, 3), str(tmp_path))
+@pytest.mark.parametrize(
+    ("case", "stages", "rooms"),
+    [
+        pytest.param("bf16", (3,), ROOMS, id="bf16"),
+        pytest.param("fp32", (3,), ROOMS[:1], id="fp32"),
+        pytest.param("accumulation", (2,), ROOMS[:1], id="accumulation"),
+        pytest.param("lion", (2,), ROOMS[1:], id="lion"),
+        *(
+            pytest.param(
+                case, (2, 3), ROOMS, id=f"{case}-all", marks=pytest.mark.soak("each case at one stage with one room")
+            )
+            for case in ("bf16", "fp32", "accumulation", "lion")
+        ),
+    ],
+)
+def test_units_come_to_the_device_with_their_bits(
+    case: str, stages: tuple[int, ...], rooms: tuple[int, ...], tmp_path: Any
+) -> None:
+    _coming(CASES[case], stages, str(tmp_path), rooms)
 
 
 def test_units_of_two_ranks_come_to_their_devices_alike(tmp_path: Any) -> None:
-    run_ranks(2, _coming, CASES["bf16"], (1,), str(tmp_path))
+    run_ranks(2, _coming, CASES["bf16"], (1,), str(tmp_path), ROOMS[:1])
 
 
 def test_what_was_observed_is_told(capsys: pytest.CaptureFixture[str]) -> None:
