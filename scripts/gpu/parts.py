@@ -66,8 +66,8 @@ def main_parts(
     tiny = size == "tiny"
     found: list[Part | Comparison] = [Part("probe", (*python, "dsrun", "probe", "--json"), _COLD_S, 5)]
     found += proofs
-    # A process each, so that one that dies takes few rows along; one for all is enough to try them.
-    found += [_parity(" ".join(PARITY), device, "short")] if tiny else [_parity(group, device) for group in PARITY]
+    # A process each, so that one that dies takes few rows along.
+    found += [_parity(group, device, *(("short",) if tiny else ())) for group in PARITY]
     found += [
         Part("buses", (*python, "dsrun", "probe", "--bench", "--json"), 60, 20),
         Part("overhead", (*python, "gpu.overhead", device, "3" if tiny else "40"), 60, 15),
@@ -133,11 +133,11 @@ def _proofs(name: str, tests: Mapping[str, float], device: str) -> Part:
     return Part(f"proofs {name}", argv, limit_s + 15, estimate_s, needs="pytest")
 
 
-def _parity(groups: str, device: str, *words: str) -> Part:
+def _parity(group: str, device: str, *words: str) -> Part:
     backend = ("--backend", "gloo") if device == "cpu" else ()
     script = str(Path(__file__).parent / "parity.py")
-    argv = (sys.executable, "-m", "dsrun", *backend, "-n", "1", "--no-plan", script, device, *groups.split(), *words)
-    return Part(f"parity {groups}", argv, 90, 25)
+    argv = (sys.executable, "-m", "dsrun", *backend, "-n", "1", "--no-plan", script, device, group, *words)
+    return Part(f"parity {group}", argv, 90, 25)
 
 
 def _llama(contender: str, round_: int, device: str, size: str) -> Part:

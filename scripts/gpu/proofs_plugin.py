@@ -60,7 +60,7 @@ class _Log:
         items[:] = [item for item in items if item.nodeid not in self._done]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._write(event="found", tests={item.nodeid: _probable_s(item) for item in session.items})
+        self._write(event="found", tests={item.nodeid: probable_s(item) for item in session.items})
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -108,7 +108,7 @@ class _Log:
         self._file.flush()
 
 
-def _probable_s(item: pytest.Item) -> float:
+def probable_s(item: pytest.Item) -> float:
     """Returns what a test says of itself, of its file or class where it says nothing."""
     mark = item.get_closest_marker("gpu_seconds")
     if mark is None:

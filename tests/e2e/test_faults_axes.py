@@ -7,6 +7,7 @@ place, fault and rank in turn: scripts/soak --axes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,15 +27,8 @@ _INPUT_GRADS = "all_reduce sum of gradient of a cut layer's input"
 _ACTIVATIONS = "receive of activations of micro batch 0 for chunk 1 from ranks "
 _GRADIENTS = "receive of gradients of micro batch 0 for chunk 0 from ranks "
 
-# One rank of each axis has the number 1 there, and each fault comes to each axis or to another place.
+#: Each fault, each place, and a rank of each axis that has the number 1 there.
 FAULTS = [
-    (
-        Fault("never returns", "forward", 1),
-        ("rank 0 (pipe 0, data 0, tensor 0)", _OUTPUTS),
-        ("ranks 4, 5 (pipe 1, data 0)", f"{_ACTIVATIONS}0, 1 (pipe 0, data 0)"),
-        ("ranks 2, 3 (pipe 0, data 1)", _SUM),
-        ("ranks 6, 7 (pipe 1, data 1)", _SUM),
-    ),
     (
         Fault("never returns", "optimizer", 2),
         ("rank 0 (pipe 0, data 0, tensor 0)", "all_gather of unit "),
@@ -48,34 +42,56 @@ FAULTS = [
         ("ranks 2, 3 (pipe 0, data 1)", _SUM),
         ("ranks 6, 7 (pipe 1, data 1)", _SUM),
     ),
+    (Fault("SIGKILL", "save", 2), ("7 ranks", "all_reduce max of save its part outcome")),
     (
+        Fault("raises", "forward", 1),
+        ("rank 0 (pipe 0, data 0, tensor 0)", _OUTPUTS),
+        ("ranks 2, 3 (pipe 0, data 1)", _SUM),
+    ),
+]
+#: Further ones: what stands for them by default.
+MORE_FAULTS = {
+    "the same place, where the rank raises, and another one that never returns": (
+        Fault("never returns", "forward", 1),
+        ("rank 0 (pipe 0, data 0, tensor 0)", _OUTPUTS),
+        ("ranks 4, 5 (pipe 1, data 0)", f"{_ACTIVATIONS}0, 1 (pipe 0, data 0)"),
+        ("ranks 2, 3 (pipe 0, data 1)", _SUM),
+        ("ranks 6, 7 (pipe 1, data 1)", _SUM),
+    ),
+    "another place of SIGKILL, and another fault in backward": (
         Fault("SIGKILL", "backward", 1),
         ("rank 0 (pipe 0, data 0, tensor 0)", _INPUT_GRADS),
         ("ranks 2, 3 (pipe 0, data 1)", _SUM),
     ),
-    (
+    "another place of SIGKILL, and another fault in forward": (
         Fault("SIGKILL", "forward", 6),
         ("rank 7 (pipe 1, data 1, tensor 1)", _OUTPUTS),
         ("ranks 2, 3 (pipe 0, data 1)", f"{_GRADIENTS}6, 7 (pipe 1, data 1)"),
     ),
-    (Fault("SIGKILL", "save", 2), ("7 ranks", "all_reduce max of save its part outcome")),
-    (
+    "another rank that raises there": (
         Fault("raises", "forward", 4),
         ("rank 5 (pipe 1, data 0, tensor 1)", _OUTPUTS),
         ("ranks 0, 1 (pipe 0, data 0)", f"{_GRADIENTS}4, 5 (pipe 1, data 0)"),
     ),
-]
+}
+
+
+def _id(fault: Fault) -> str:
+    return f"rank {fault.rank} {fault.how} {fault.place}".replace(" ", "-")
 
 
 @pytest.mark.parametrize(
     ("fault", "waits"),
     [
-        pytest.param(fault, waits, id=f"rank {fault.rank} {fault.how} {fault.place}".replace(" ", "-"))
-        for fault, *waits in FAULTS
+        *(pytest.param(fault, waits, id=_id(fault)) for fault, *waits in FAULTS),
+        *(
+            pytest.param(fault, waits, id=_id(fault), marks=pytest.mark.soak(instead))
+            for instead, (fault, *waits) in MORE_FAULTS.items()
+        ),
     ],
 )
 def test_A2_A4_a_rank_is_told_with_its_place_on_each_axis_its_action_and_who_waits_for_it(
-    tmp_path: Path, fault: Fault, waits: list[tuple[str, str]]
+    tmp_path: Path, fault: Fault, waits: Sequence[tuple[str, str]]
 ) -> None:
     ended = fault.run(tmp_path)
     if fault.how in ("never returns", "SIGSTOP"):

@@ -25,18 +25,21 @@ DRIVER = Path("/dev/nvidiactl")
 LOOKING = re.compile(r"calling init: .*/(libcublasLt|libcusparseLt)\.so")
 
 
-@pytest.fixture(params=["this build", "CUDA build"])
-def python(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(scope="module", params=["this build", "CUDA build"])
+def any_python(request: pytest.FixtureRequest) -> str:
     return sys.executable if request.param == "this build" else cuda_build()
+
+
+def config_of(folder: Path) -> list[str]:
+    """Returns words that give a job a config: with one, the compiler is imported before the fork, too."""
+    (folder / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 1}')
+    return ["--config", "ds.json"]
 
 
 @pytest.fixture(params=["without a config", "with a config"])
 def config(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
-    """Words that give the job a config or none: with one, the compiler is imported before the fork, too."""
-    if request.param == "without a config":
-        return []
-    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 1}')
-    return ["--config", "ds.json"]
+    """Words that give the job a config or none."""
+    return [] if request.param == "without a config" else config_of(tmp_path)
 
 
 def dsrun(folder: Path, script: str, *words: str, python: str = sys.executable, **env: str) -> Result:
@@ -114,37 +117,6 @@ def started(result: Result, *, bad_fork: bool = False) -> tuple[list[int], int]:
     return [int(pid) for pid, _ in rows], int(rows[0][1])
 
 
-def test_nothing_before_the_fork_looks_for_a_gpu(tmp_path: Path, python: str, config: list[str]) -> None:
-    searches = Searches(tmp_path)
-    ranks, spawner = started(
-        dsrun(tmp_path, RANK, "-n", "2", "train.py", *config, python=python, **searches.environment())
-    )
-    assert searches.of(spawner) == []
-    # The front end asks NVML what GPUs there are; the spawner has nothing of that, as it is no fork of it.
-    assert searches.of_others(spawner) == {"libnvidia-ml"}
-    if is_built_for_cuda(python) and not DRIVER.exists():
-        assert [searches.of(rank) for rank in ranks] == [["libcuda"], ["libcuda"]]
-
-
-@pytest.mark.skipif(DRIVER.exists(), reason="needs a machine without a GPU: ranks of this spawner are not forked")
-def test_a_spawner_that_asks_for_gpus_would_be_seen(tmp_path: Path, python: str) -> None:
-    in_the_spawner(
-        tmp_path,
-        "import pynvml, torch\n"
-        "try:\n"
-        "    pynvml.nvmlInit()\n"
-        "except pynvml.NVMLError:\n"
-        "    pass\n"
-        "torch.cuda.is_available()\n",
-    )
-    searches = Searches(tmp_path)
-    words = ["-n", "2", "train.py"]
-    has_cuda = is_built_for_cuda(python)
-    result = dsrun(tmp_path, RANK, *words, python=python, **searches.environment())
-    _, spawner = started(result, bad_fork=has_cuda)
-    assert set(searches.of(spawner)) == {"libnvidia-ml", *(["libcuda"] if has_cuda else [])}
-
-
 #: Notes the calls, in the spawner, of what would open a GPU if there were one; a forked rank finds the list.
 COUNTING = """
 import os
@@ -161,18 +133,89 @@ sys.setprofile(note)
 os.register_at_fork(after_in_child=lambda: sys.setprofile(None))
 """
 COUNTED = "import sitecustomize\nprint('calls', sitecustomize.calls)\n"
+#: Asks for GPUs in every way.
+ASKING = """
+import pynvml, torch
+try:
+    pynvml.nvmlInit()
+except pynvml.NVMLError:
+    pass
+torch.cuda.is_available()
+"""
 
 
-def test_nothing_before_the_fork_calls_what_opens_a_gpu(tmp_path: Path, config: list[str]) -> None:
-    in_the_spawner(tmp_path, COUNTING)
-    result = dsrun(tmp_path, COUNTED, "-n", "1", "train.py", *config)
-    assert result.stdout == "calls []\n", result.stderr
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A job whose spawner was watched.
+
+    Attributes:
+        python: its interpreter.
+        searches: what was looked for by whom.
+        result: how it ended.
+    """
+
+    python: str
+    searches: Searches
+    result: Result
+
+    @property
+    def calls(self) -> list[str]:
+        """The calls that its spawner made, as each of the two ranks tells them."""
+        return re.findall(r"^calls (.*)$", self.result.stdout, re.MULTILINE)
 
 
-def test_a_call_of_what_opens_a_gpu_would_be_counted(tmp_path: Path) -> None:
-    in_the_spawner(tmp_path, COUNTING + "import torch\ntorch.cuda.is_available()\n")
-    result = dsrun(tmp_path, COUNTED, "-n", "1", "train.py")
-    assert "'is_available'" in result.stdout, result.stderr
+def watched(folder: Path, python: str, *words: str, asking: str = "") -> Watched:
+    """Runs a job of two ranks with a watched spawner, which does what `asking` says before all else."""
+    in_the_spawner(folder, COUNTING + asking)
+    searches = Searches(folder)
+    environment = searches.environment()
+    result = dsrun(folder, RANK + COUNTED, "-n", "2", "train.py", *words, python=python, **environment)
+    return Watched(python, searches, result)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("with a config"),
+        pytest.param("without a config", marks=pytest.mark.soak("with a config, for which more is imported")),
+    ],
+)
+def quiet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, any_python: str) -> Watched:
+    """A job whose spawner does what it always does."""
+    folder = tmp_path_factory.mktemp("quiet")
+    return watched(folder, any_python, *(config_of(folder) if request.param == "with a config" else []))
+
+
+@pytest.fixture(scope="module")
+def loud(tmp_path_factory: pytest.TempPathFactory, any_python: str) -> Watched:
+    """A job whose spawner asks for GPUs."""
+    return watched(tmp_path_factory.mktemp("loud"), any_python, asking=ASKING)
+
+
+def test_nothing_before_the_fork_looks_for_a_gpu(quiet: Watched) -> None:
+    searches = quiet.searches
+    ranks, spawner = started(quiet.result)
+    assert searches.of(spawner) == []
+    # The front end asks NVML what GPUs there are; the spawner has nothing of that, as it is no fork of it.
+    assert searches.of_others(spawner) == {"libnvidia-ml"}
+    if is_built_for_cuda(quiet.python) and not DRIVER.exists():
+        assert [searches.of(rank) for rank in ranks] == [["libcuda"], ["libcuda"]]
+
+
+@pytest.mark.skipif(DRIVER.exists(), reason="needs a machine without a GPU: ranks of this spawner are not forked")
+def test_a_spawner_that_asks_for_gpus_would_be_seen(loud: Watched) -> None:
+    has_cuda = is_built_for_cuda(loud.python)
+    _, spawner = started(loud.result, bad_fork=has_cuda)
+    assert set(loud.searches.of(spawner)) == {"libnvidia-ml", *(["libcuda"] if has_cuda else [])}
+
+
+def test_nothing_before_the_fork_calls_what_opens_a_gpu(quiet: Watched) -> None:
+    assert quiet.calls == ["[]", "[]"], quiet.result.stderr
+
+
+def test_a_call_of_what_opens_a_gpu_would_be_counted(loud: Watched) -> None:
+    assert loud.calls, loud.result.stderr
+    assert all("'is_available'" in calls for calls in loud.calls), loud.result.stdout
 
 
 HOW = "print(b'dsrun.launcher.agent.start.spawner' in open('/proc/self/cmdline', 'rb').read())\n"
@@ -231,7 +274,9 @@ LATE = "dsrun: TORCH_LOGS was set after the start had imported torch, which may 
     ("words", "env", "honoured", "said"),
     [
         pytest.param([], {}, True, EXEC, id="by an interpreter each"),
-        pytest.param(["--start", "exec"], {}, True, "", id="as asked"),
+        pytest.param(
+            ["--start", "exec"], {}, True, "", id="as asked", marks=pytest.mark.soak("what the start chooses by itself")
+        ),
         pytest.param(["--start", "fork"], {}, False, LATE, id="forked"),
         pytest.param(["--start", "fork", "--env", "TORCH_LOGS=+dynamo"], {}, True, "", id="given to the start"),
     ],

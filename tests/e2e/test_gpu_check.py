@@ -12,6 +12,10 @@ from typing import Any
 import packaging
 import pytest
 import torch
+from gpu.driver import chosen, estimate_s
+from gpu.parts import main_parts, proof_parts
+from gpu.proofs import folder_of
+from gpu.proofs_plugin import probable_s
 
 _SCRIPTS = Path(__file__).parents[2] / "scripts"
 _TINY = ("--device", "cpu", "--size", "tiny")
@@ -37,32 +41,66 @@ def report_of(out: Path, *only: str) -> tuple[dict[str, Any], str]:
     return json.loads(out.read_text()), talk
 
 
-def test_proofs_and_parity_run_by_rows(tmp_path: Path) -> None:
-    report, talk = report_of(tmp_path / "results.json", "probe", "proofs", "parity")
+#: Of each group of parity, one of its rows.
+_PARITY = {
+    "stages": "bf16, clipping 0.5: stages",
+    "tiers": "optimizer in host memory",
+    "formats": "compiled blocks: stages",
+}
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        pytest.param(("stages",), id="stages"),
+        pytest.param(
+            ("tiers", "formats"), id="tiers and formats", marks=pytest.mark.soak("the group of stages; rows run alike")
+        ),
+    ],
+)
+def test_proofs_and_parity_run_by_rows(tmp_path: Path, groups: tuple[str, ...]) -> None:
+    names = [f"parity {group}" for group in groups]
+    report, talk = report_of(tmp_path / "results.json", "probe", "proofs", *names)
     parts = report["parts"]
     assert [part["state"] for part in parts.values()] == ["ok"] * len(parts), talk
     found, proofs = parts["proofs found"]["result"], parts["proofs runtime"]["result"]
     assert found["folders"] == {"runtime/memory": len(proofs["tests"])}
     assert proofs["passed"] == len(proofs["tests"]) > 5
-    parity = parts["parity stages tiers formats"]["result"]["rows"]
-    assert {row["state"] for row in parity.values()} == {"ok"}
-    assert {"bf16, clipping 0.5: stages", "optimizer in host memory", "compiled blocks: stages"} <= set(parity)
+    for group in groups:
+        parity = parts[f"parity {group}"]["result"]["rows"]
+        assert {row["state"] for row in parity.values()} == {"ok"}
+        assert _PARITY[group] in parity
     assert talk.splitlines()[-1] == f"{len(parts)} passed, 0 failed, 0 skipped"
 
 
-def test_figures_stand_beside_their_floors_and_contenders_train_the_same(tmp_path: Path) -> None:
-    contenders = [f"llama {name}" for name in ("plain", "dsrun-3", "fsdp2", "deepspeed-1", "losses")]
+@pytest.mark.parametrize(
+    ("peers", "more"),
+    [
+        pytest.param(("dsrun-3",), (), id="dsrun"),
+        pytest.param(
+            ("dsrun-3", "fsdp2", "deepspeed-1"),
+            ("overhead",),
+            id="peers too",
+            marks=pytest.mark.soak("plain torch and dsrun, which are compared as peers are"),
+        ),
+    ],
+)
+def test_figures_stand_beside_their_floors_and_contenders_train_the_same(
+    tmp_path: Path, peers: tuple[str, ...], more: tuple[str, ...]
+) -> None:
+    contenders = [f"llama {name}" for name in ("plain", *peers, "losses")]
     offload = ("floors", "offload tiny compute", "offload tiny dsrun")
-    report, talk = report_of(tmp_path / "results.json", "overhead", *contenders, *offload)
+    report, talk = report_of(tmp_path / "results.json", *more, *contenders, *offload)
     parts = report["parts"]
     assert parts["llama losses"]["state"] == "ok", talk
     losses = parts["llama losses"]["result"]
     assert losses["against"] == "plain"
     # To the bit on a CPU, where all of them run the same kernels.
-    assert losses["largest difference"]["dsrun-3"] == 0
-    assert losses["largest difference"]["fsdp2"] == 0
+    compared = [peer for peer in peers if peer in losses["largest difference"]]
+    assert {losses["largest difference"][peer] for peer in compared} == {0}
+    assert set(peers) - set(compared) <= {"deepspeed-1"}, "which is not here on every machine"
     rows = [one for name, part in parts.items() if "round 0" in name for one in part.get("result", {}).get("rows", [])]
-    assert len(rows) >= 6
+    assert len(rows) >= 2 * (1 + len(compared))
     assert all(one["tokens"] == 128 and min(one["seconds"]) > 0 for one in rows)
     (short, long) = report["offload"]
     assert (short["contender"], short["tokens"], long["tokens"]) == ("dsrun-cpu", 256, 512)
@@ -70,12 +108,31 @@ def test_figures_stand_beside_their_floors_and_contenders_train_the_same(tmp_pat
     assert parts["offload tiny dsrun-cpu"]["result"]["host_optimizer"] == "dsrun's own"
 
 
-def test_the_proofs_of_this_tree_take_three_minutes_and_what_runs_by_default_eight() -> None:
+_TIME = "three minutes for proofs, eight for all: what takes longer belongs behind --only"
+
+
+def test_the_proofs_of_this_tree_take_three_minutes_and_what_runs_by_default_eight(
+    request: pytest.FixtureRequest,
+) -> None:
+    # The tests of this run: all of the tree's where all of them run.
+    folders: dict[str, dict[str, float]] = {}
+    for item in request.session.items:
+        if item.get_closest_marker("cuda") is not None:
+            folders.setdefault(folder_of(item.nodeid), {})[item.nodeid] = probable_s(item)
+    proofs = proof_parts({"state": "ok", "result": {"folders": folders}}, device="cuda") if folders else []
+    machine = {"memory_bytes": 128 << 30, "gpu_bytes": 79 << 30, "disk_bytes": 60 << 30}
+    parts = chosen(main_parts(proofs, device="cuda", size="1.3B", facts=machine), ())
+    assert estimate_s(chosen(parts, ("proofs",))) <= 180, _TIME
+    assert estimate_s(parts) <= 480, _TIME
+
+
+@pytest.mark.soak("the one above, which adds up the tests of its own run")
+def test_the_whole_tree_is_listed_with_what_its_parts_take() -> None:
     code, _, listed = run_check("--list")
     assert code == 0
     seconds = {name: int(took) for took, name in (line.strip().split(" s  ") for line in listed.splitlines())}
-    assert sum(took for name, took in seconds.items() if name.startswith("proofs ")) <= 180
-    assert sum(seconds.values()) <= 480, "what takes longer than this belongs behind --only"
+    assert 0 < sum(took for name, took in seconds.items() if name.startswith("proofs ")) <= 180, _TIME
+    assert sum(seconds.values()) <= 480, _TIME
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
