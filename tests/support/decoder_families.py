@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +113,13 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "laurel_rank": 8,
         "num_kv_shared_layers": 0,
     },
-    "Glm5NextTextConfig": {"num_key_value_heads": 4, "index_kpool": 2, "qk_rope_head_dim": 0},
+    "Glm5NextTextConfig": {
+        "num_key_value_heads": 4,
+        "index_kpool": 2,
+        "qk_rope_head_dim": 0,
+        "linear_head_dim": 8,
+        "linear_num_heads": 4,
+    },
     "HiggsAudioV2Config": {"num_codebooks": 2, "codebook_size": 32, "audio_stream_eos_id": 33, "audio_token_id": 3},
     "InklingTextConfig": {
         "swa_num_attention_heads": 4,
@@ -169,6 +177,7 @@ NO_DECODER: dict[str, str] = {
 }
 
 
+@cache
 def configurations(plan: str = "base_model_pp_plan") -> dict[str, Any]:
     """Returns the classes of configurations that have a plan, by name: of stages, or `base_model_tp_plan` of layers."""
     import transformers
@@ -183,6 +192,17 @@ def configurations(plan: str = "base_model_pp_plan") -> dict[str, Any]:
             if is_own and getattr(value, plan, None):
                 found[name] = value
     return found
+
+
+def one_of_each_kind(found: dict[str, Any], also: Collection[str] = ()) -> dict[str, Any]:
+    """Returns the first configuration of each set of styles and of each plan of stages, and those named in `also`."""
+    kinds: dict[object, str] = {}
+    for name, config in found.items():
+        for plan in ("base_model_tp_plan", "base_model_pp_plan"):
+            rules = getattr(config, plan, None) or {}
+            styles = set(rules.values()) if plan == "base_model_tp_plan" else rules.items()
+            kinds.setdefault((plan, *sorted(map(str, styles))), name)
+    return {name: config for name, config in found.items() if name in also or name in kinds.values()}
 
 
 def model_class(config: Any) -> Any:
@@ -216,7 +236,12 @@ def tiny(config: Any) -> nn.Module:
     return model_class(config)._from_config(config(**values))
 
 
-def results() -> dict[str, str]:
+def decoders() -> dict[str, Any]:
+    """Returns the configurations of decoders of text that have a plan of stages, by name."""
+    return {name: config for name, config in configurations().items() if name not in NO_DECODER}
+
+
+def results(configs: dict[str, Any]) -> dict[str, str]:
     """Returns, by configuration, `passes`, `refused: REASON` or how the two stages differ from the whole model."""
     import torch
 
@@ -225,9 +250,7 @@ def results() -> dict[str, str]:
     from .chunk_by_chunk import cut_on_ranks, different, grads_of
 
     found: dict[str, str] = {}
-    for name, config in configurations().items():
-        if name in NO_DECODER:
-            continue
+    for name, config in configs.items():
         torch.manual_seed(3)
         model = tiny(config).train()
         ids = torch.randint(3, VOCAB, (2, 8))
@@ -264,5 +287,5 @@ def loss_of(output: Any) -> Any:
 
 
 if __name__ == "__main__":
-    for one, result in results().items():
+    for one, result in results(decoders()).items():
         print(f"{one:40} {result}")
