@@ -37,8 +37,9 @@ from .causes.process_groups import WATCHDOG_WORDS
 OnHang = Literal["report", "stop", "restart"]
 #: Longest time for a rank to start and import torch, where no longer one was named.
 START_LIMIT_S = 600.0
-#: For all hosts to say where their ranks are; each takes 16 s at most.
-STACKS_PATIENCE_S = 20.0
+#: For all hosts to say where their ranks are; each takes 41 s at most. Less than the minute that torch gives dumps
+#: before its watchdog ends a rank.
+STACKS_PATIENCE_S = 45.0
 #: How long torch's own groups wait under NCCL.
 NCCL_TIMEOUT_S = 600.0
 _WATCHDOG = re.compile(

@@ -138,6 +138,7 @@ rank = int(os.environ["RANK"])
 dist.init_process_group("gloo")
 for _ in range(3):
     dist.all_reduce(torch.ones(4))
+has_dumped.wait()
 stop_beating()
 %s
 """
@@ -168,6 +169,7 @@ def test_A4_the_verdict_says_who_has_not_called_the_collective_that_the_others_w
     assert {path.name for path in job.folder.glob("nccl_*")} == {"nccl_trace_rank_0", "nccl_trace_rank_1"}
 
 
+@pytest.mark.soak("the collective that one has not called, from the same dumps; test_nccl_report.py has the words")
 @pytest.mark.depends_on_speed("a hang time-out of a few seconds")
 def test_A4_the_verdict_names_ranks_that_call_different_collectives(tmp_path: Path) -> None:
     with launched(tmp_path, RECORDED % CALLS_ANOTHER, *RECORDED_RANKS, grace_s=GRACE_S) as job:

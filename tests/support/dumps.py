@@ -54,19 +54,23 @@ def dump(entries: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
 
 
 #: Module of a rank: what NCCL's monitor does with the rank's pipe, which Gloo has not, though it records collectives.
+#: The first dump of a collective takes seconds of a core, for torch looks up symbols: it is made beside the first
+#: steps, so that one that is asked for comes at once. `has_dumped` is set then.
 MONITOR = """
-import os, threading
+import os, pickle, threading
 from torch._C._distributed_c10d import _dump_fr_trace
-opened = threading.Event()
+opened, has_dumped = threading.Event(), threading.Event()
 def dump_when_asked():
     pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + os.environ["RANK"] + ".pipe"
     os.mkfifo(pipe)
     descriptor = os.open(pipe, os.O_RDWR)
     opened.set()
+    while not pickle.loads(_dump_fr_trace())["entries"]:
+        has_dumped.wait(0.05)
+    has_dumped.set()
     while os.read(descriptor, 128):
         with open(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + os.environ["RANK"], "wb") as file:
             file.write(_dump_fr_trace())
-_dump_fr_trace()  # The first takes long: torch looks up symbols.
 threading.Thread(target=dump_when_asked, daemon=True).start()
 opened.wait()
 """

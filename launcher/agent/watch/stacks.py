@@ -38,9 +38,9 @@ _LOOK_S = 0.1
 _PATIENCE_S = 3.0
 #: After it a rank that has not answered holds the GIL; on a busy machine it may have had no turn yet.
 _SIGNAL_AFTER_S = 1.5
-#: For the dumps that torch writes when it is asked: the first one takes it a second of a free core, for the symbols of
-#: its libraries.
-_DUMP_PATIENCE_S = 15.0
+#: For the dumps that torch writes when it is asked: the first one takes it a second or two of a free core, for the
+#: symbols of its libraries, and all ranks of the host write theirs at once, on cores that may have other work.
+_DUMP_PATIENCE_S = 40.0
 #: Of a pickle and of JSON: a dump that ends with something else is still being written.
 _DUMP_ENDS = (b".", b"}")
 #: Of a rank's text, half from its beginning and half from its end, where faulthandler puts the main thread.

@@ -73,8 +73,8 @@ def test_the_answer_waits_for_the_dump_and_holds_what_it_says(rank: Rank) -> Non
 
 
 def test_a_dump_that_does_not_come_is_told(rank: Rank) -> None:
-    assert rank.look(14.9) is None
-    answer = rank.look(15.1)
+    assert rank.look(39.9) is None
+    answer = rank.look(40.1)
     assert answer is not None
     assert (answer.groups, answer.dump_error) == (None, "was not written in time")
 
@@ -90,9 +90,9 @@ def test_a_broken_dump_is_told(rank: Rank) -> None:
 
 def test_half_of_a_dump_is_told_when_time_is_up(rank: Rank) -> None:
     rank.writes(b"\x80\x02(")
-    assert rank.look(14.0) is None
-    assert rank.look(14.2) is None
-    answer = rank.look(15.1)
+    assert rank.look(39.0) is None
+    assert rank.look(39.2) is None
+    answer = rank.look(40.1)
     assert answer is not None
     assert (answer.groups, answer.dump_error) == (None, "was not written in time")
 
