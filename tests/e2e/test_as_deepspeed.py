@@ -54,7 +54,16 @@ def lines_of(result: Result, rank: int) -> list[str]:
     return [line.removeprefix(tag) for line in result.stdout.splitlines() if line.startswith(tag)]
 
 
-@pytest.mark.parametrize("words", [["--start", "fork", "show.py"], ["--start", "exec", "app.pyz"], ["-m", "show"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--start", "fork", "show.py"],
+        pytest.param(
+            ["--start", "exec", "app.pyz"], marks=pytest.mark.soak("a module, and a program that is not Python")
+        ),
+        ["-m", "show"],
+    ],
+)
 def test_ranks_and_what_they_start_find_dsrun_also_where_deepspeed_is_installed(folder: Path, words: list[str]) -> None:
     result = run(folder, "--as-deepspeed", "-n", "2", *words, *WORDS)
     assert result.exit_code == 0, result.stderr
@@ -92,8 +101,7 @@ def test_a_bad_version_is_refused_below_another_launcher_too(folder: Path) -> No
 
 
 def test_a_job_that_a_script_starts_has_it_as_any_other_child(folder: Path) -> None:
-    (folder / "outer.py").write_text(
-        f"import subprocess, sys\nsubprocess.run([{sys.executable!r}, '-m', 'dsrun', '-q', 'show.py'], check=True)\n"
-    )
-    result = run(folder, "--as-deepspeed", "outer.py")
+    words = [sys.executable, "-m", "dsrun", "-q", "--start", "exec", "show.py"]
+    (folder / "outer.py").write_text(f"import subprocess, sys\nsubprocess.run({words!r}, check=True)\n")
+    result = run(folder, "--as-deepspeed", "--start", "exec", "outer.py")
     assert lines_of(result, 0) == [f"[0] {line}" for line in (OURS, OURS, "0.19.8+dsrun")], result.stderr

@@ -93,14 +93,17 @@ def test_words_arrive_byte_for_byte(folder: Path) -> None:
     assert shown(result)[0]["argv"] == [os.fsdecode(word) for word in words]
 
 
+_SAME = pytest.mark.soak("the cases with a config behind the script, with two, and with none")
+
+
 @pytest.mark.parametrize(
     ("before", "after", "argv", "has_config"),
     [
-        ([], ["--lr", "3"], ["--lr", "3"], False),
+        pytest.param([], ["--lr", "3"], ["--lr", "3"], False, marks=_SAME),
         ([], ["--lr", "3", "--config", "ds.json", "x"], ["--lr", "3", "x"], True),
-        (["--config", "ds.json"], ["x"], ["x"], True),
+        pytest.param(["--config", "ds.json"], ["x"], ["x"], True, marks=_SAME),
         ([], ["--", "--config", "mine.yaml"], ["--", "--config", "mine.yaml"], False),
-        ([], ["--deepspeed_config", "ds.json"], ["--deepspeed_config", "ds.json"], True),
+        pytest.param([], ["--deepspeed_config", "ds.json"], ["--deepspeed_config", "ds.json"], True, marks=_SAME),
         (["--config", "ds.json"], ["--deepspeed_config=./ds.json"], ["--deepspeed_config=./ds.json"], True),
     ],
 )
@@ -161,7 +164,18 @@ def test_an_option_of_dsrun_after_the_script_ends_in_a_hint(folder: Path) -> Non
     assert json.loads(result.stdout)["failure"][-1] == hint
 
 
-@pytest.mark.parametrize("args", [["--help"], ["probe"], ["--dry-run", "show.py"], ["--json", "show.py"]])
+_FULL = pytest.mark.soak("what has printed before anything runs, and what has after a job")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--help"],
+        pytest.param(["probe"], marks=_FULL),
+        pytest.param(["--dry-run", "show.py"], marks=_FULL),
+        ["--json", "show.py"],
+    ],
+)
 def test_a_full_disk_behind_stdout_is_told_in_one_line(folder: Path, args: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-m", "dsrun", "--start", "exec"][: None if "show.py" in args else 3]
@@ -279,7 +293,13 @@ def sleepers(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     process.communicate()
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+_A6 = pytest.mark.soak("row A6 in test_faults_stop.py")
+
+
+@pytest.mark.parametrize(
+    ("signum", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=_A6), pytest.param(signal.SIGHUP, 129, marks=_A6)],
+)
 def test_a_signal_ends_every_rank(
     folder: Path, sleepers: subprocess.Popen[bytes], signum: signal.Signals, code: int
 ) -> None:

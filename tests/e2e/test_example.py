@@ -79,7 +79,10 @@ def test_training_goes_on_where_it_was_on_any_number_of_ranks_and_stage(
     assert same == undisturbed[0][6:]
 
 
-@pytest.mark.parametrize(("ranks", "stage"), [(1, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "stage"),
+    [pytest.param(1, 1, marks=pytest.mark.soak("three ranks at stage 2, which go on from two at stage 3")), (3, 2)],
+)
 def test_a_checkpoint_of_two_ranks_is_continued_by_others(
     tmp_path: Path, text: Path, undisturbed: Ran, interrupted: tuple[list[float], Path], ranks: int, stage: int
 ) -> None:

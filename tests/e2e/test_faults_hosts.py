@@ -278,6 +278,7 @@ def test_A24_an_interface_that_leads_nowhere_is_refused_with_the_way_out(rig: Ri
     assert "eth0" in ended.text
 
 
+@pytest.mark.soak("A22 in test_faults_environment.py, on one host")
 def test_A22_two_jobs_over_the_same_hosts_at_once_both_finish_with_the_right_losses(
     rig: Rig, expected: dict[int, list[float]]
 ) -> None:
@@ -295,7 +296,13 @@ def test_A22_two_jobs_over_the_same_hosts_at_once_both_finish_with_the_right_los
 @pytest.mark.depends_on_speed("the bound LOST")
 @pytest.mark.parametrize(
     ("victim", "told"),
-    [("agent", "the agent was killed by SIGKILL"), ("shell of the login", "the connection to its agent was lost")],
+    [
+        ("agent", "the agent was killed by SIGKILL"),
+        pytest.param(
+            *("shell of the login", "the connection to its agent was lost"),
+            marks=pytest.mark.soak("the killed connection of row A18"),
+        ),
+    ],
 )
 def test_A5_a_killed_agent_of_another_host_fails_the_job_with_its_name(
     rig: Rig, work: Path, second: NetHost, victim: str, told: str
@@ -346,6 +353,7 @@ def test_A18_a_host_whose_connection_is_killed_is_lost_and_its_ranks_end(rig: Ri
     assert ended.errors == ["error: host n2: the connection to its agent was lost"]
 
 
+@pytest.mark.soak("A27 in test_faults_restart.py, and a host that came back empty in test_memory_copies.py")
 @pytest.mark.depends_on_speed("rank 0 says the loss of step 4 before rank 1 is found dead")
 def test_A27_a_job_whose_rank_on_another_host_is_killed_resumes_with_the_undisturbed_losses(
     rig: Rig, work: Path, expected: dict[int, list[float]]

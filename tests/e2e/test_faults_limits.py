@@ -57,7 +57,13 @@ def stranger(tmp_path: Path) -> list[str]:
     return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *see]
 
 
-@pytest.mark.parametrize("limit", [1, 4, 7, 8, 9, 16])
+_BETWEEN = pytest.mark.soak("the limits below and above it")
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [1, pytest.param(4, marks=_BETWEEN), 7, pytest.param(8, marks=_BETWEEN), 9, pytest.param(16, marks=_BETWEEN)],
+)
 def test_A29_with_few_processes_allowed_a_job_runs_or_is_refused_in_one_line(
     tmp_path: Path, stranger: list[str], limit: int
 ) -> None:

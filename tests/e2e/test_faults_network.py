@@ -164,6 +164,7 @@ def test_A31_on_a_network_that_loses_one_packet_in_twenty_the_losses_are_the_sam
     assert losses_said(ended.out) == expected
 
 
+@pytest.mark.soak("A31 with one lost packet in twenty, which waits as long for each")
 def test_A31_with_a_megabit_a_second_and_over_a_line_of_200_ms_the_losses_are_the_same(
     rig: Rig, work: Path, expected: dict[int, list[float]]
 ) -> None:

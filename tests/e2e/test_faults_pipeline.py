@@ -71,7 +71,9 @@ while True:
 
 
 @pytest.mark.depends_on_speed("the bound DEAD_RANK")
-@pytest.mark.parametrize("dies", [0, 1])
+@pytest.mark.parametrize(
+    "dies", [0, pytest.param(1, marks=pytest.mark.soak("the other stage, and SIGKILL in test_faults_axes.py"))]
+)
 def test_A2_a_stage_killed_by_SIGKILL_in_a_step_is_named_as_the_first_failure(tmp_path: Path, dies: int) -> None:
     with launched(tmp_path, BEATING + STAGES, "-n", "2", words=["2", "none"], grace_s=GRACE_S) as job:
         pids = job.wait_ready(2)

@@ -23,7 +23,10 @@ from support.random_kills import VICTIMS, kill_at
 
 pytestmark = pytest.mark.timeout(HARD_LIMIT_S + 30)
 
-both_starts = pytest.mark.parametrize("start", ["fork", "exec"])
+#: Where the ways to start differ, test_supervision.py has the other one without a command line.
+both_starts = pytest.mark.parametrize(
+    "start", ["fork", pytest.param("exec", marks=pytest.mark.soak("the same row in test_supervision.py"))]
+)
 
 GRACE_S = 1.0
 #: A dead rank: the others gone within 5 s and the grace.
@@ -81,10 +84,20 @@ NO_CORE = "import resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
 
 
 @pytest.mark.depends_on_speed("the bound DEAD_RANK")
-@both_starts
 @pytest.mark.parametrize(
-    ("crash", "code", "name"),
-    [("import ctypes; ctypes.string_at(0)", 139, "SIGSEGV"), ("os.abort()", 134, "SIGABRT")],
+    ("start", "crash", "code", "name"),
+    [
+        ("fork", "import ctypes; ctypes.string_at(0)", 139, "SIGSEGV"),
+        ("exec", "os.abort()", 134, "SIGABRT"),
+        pytest.param(
+            *("exec", "import ctypes; ctypes.string_at(0)", 139, "SIGSEGV"),
+            marks=pytest.mark.soak("the other crash, and this one of a forked rank"),
+        ),
+        pytest.param(
+            *("fork", "os.abort()", 134, "SIGABRT"),
+            marks=pytest.mark.soak("the other crash, and this one of an executed rank"),
+        ),
+    ],
 )
 def test_A3_a_crash_in_native_code_gives_128_and_the_signal_and_names_it(
     tmp_path: Path, start: str, crash: str, code: int, name: str

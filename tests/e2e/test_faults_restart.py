@@ -25,7 +25,13 @@ if attempt < 3 and os.environ["RANK"] == "1":
 """
 
 
-@pytest.mark.parametrize(("allowed", "code", "attempts"), [(3, 0, 4), (2, 7, 3)])
+@pytest.mark.parametrize(
+    ("allowed", "code", "attempts"),
+    [
+        (3, 0, 4),
+        pytest.param(2, 7, 3, marks=pytest.mark.soak("the script of test_job_run.py that fails once too often")),
+    ],
+)
 def test_A27_a_script_that_fails_three_times_succeeds_with_three_restarts_and_fails_with_two(
     tmp_path: Path, allowed: int, code: int, attempts: int
 ) -> None:

@@ -117,8 +117,8 @@ def test_dsrun_below_torchrun_is_one_rank_each(folder: Path) -> None:
 def test_a_rank_of_dsrun_that_runs_dsrun_starts_a_job_of_its_own(folder: Path) -> None:
     inner = "import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
     (folder / "inner.py").write_text(inner)
-    outer = f"import subprocess, sys; subprocess.run([{sys.executable!r}, '-m', 'dsrun', '-q', 'inner.py'], check=True)"
-    (folder / "outer.py").write_text(outer)
-    done = run_dsrun("-n", "2", "-q", "outer.py", cwd=folder, env=environment(folder), timeout_s=100)
+    words = [sys.executable, "-m", "dsrun", "-q", "--start", "exec", "inner.py"]
+    (folder / "outer.py").write_text(f"import subprocess, sys; subprocess.run({words!r}, check=True)")
+    done = run_dsrun("-n", "2", "-q", "--start", "exec", "outer.py", cwd=folder, env=environment(folder), timeout_s=100)
     assert done.exit_code == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[0] [0] 0 of 1", "[1] [0] 0 of 1"]

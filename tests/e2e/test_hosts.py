@@ -171,6 +171,7 @@ def losses(result: Result, logs: Path) -> list[float]:
     return [event["loss"] for event in events if event["event"] == "step"]
 
 
+@pytest.mark.soak("test_hosts_share_memory.py, to the bits of one host")
 def test_two_hosts_train_as_one_does(rig: Rig, work: Path) -> None:
     config = json.loads((ROOT / "configs/zero3.json").read_text()) | {"train_micro_batch_size_per_gpu": 2}
     (work / "ds.json").write_text(json.dumps(config))

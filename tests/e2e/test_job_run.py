@@ -48,15 +48,27 @@ def run(plan: LaunchPlan, policies: Policies) -> tuple[Outcome, RecordingSink]:
         return job.run(), sink
 
 
+_A4 = pytest.mark.soak("row A4 in test_faults_hang.py, which has both at once")
+
+
 @pytest.mark.depends_on_speed("a hang time-out of 3 s")
 @pytest.mark.parametrize(
     ("hang", "said"),
     [
-        ("os.kill(os.getpid(), signal.SIGSTOP)", "rank 1 is stopped (SIGSTOP or a debugger)"),
-        ("ctypes.PyDLL(None).sleep(1000)  # Python's lock is held all the time", "rank 1 is in hang (train.py:8)"),
-        ("time.sleep(1000)", "rank 1 is in hang (train.py:8)"),
+        pytest.param(
+            "os.kill(os.getpid(), signal.SIGSTOP)",
+            "rank 1 is stopped (SIGSTOP or a debugger)",
+            id="stopped",
+            marks=_A4,
+        ),
+        pytest.param(
+            "ctypes.PyDLL(None).sleep(1000)  # Python's lock is held all the time",
+            "rank 1 is in hang (train.py:8)",
+            id="holds the GIL",
+            marks=_A4,
+        ),
+        pytest.param("time.sleep(1000)", "rank 1 is in hang (train.py:8)", id="sleeps"),
     ],
-    ids=["stopped", "holds the GIL", "sleeps"],
 )
 def test_a_hang_is_found_and_blamed_on_the_rank_that_does_not_wait(tmp_path: Path, hang: str, said: str) -> None:
     plan = script_plan(tmp_path, HANG.format(hang=hang), start="fork", grace_s=2)
@@ -98,6 +110,7 @@ def test_a_rank_that_imports_torch_slowly_is_no_hang(tmp_path: Path) -> None:
     assert outcome.exit_code == 0, sink.notes
 
 
+@pytest.mark.soak("row A12 in test_faults_hang.py")
 @pytest.mark.depends_on_speed("a hang time-out of 3 s")
 def test_a_rank_that_returned_early_is_named_when_the_others_wait_for_it(tmp_path: Path) -> None:
     source = HANG.format(hang="raise SystemExit(0)")
@@ -122,7 +135,9 @@ if os.environ["RANK"] == "0" and attempt < 2:
 """
 
 
-@pytest.mark.parametrize("max_restarts", [1, 2])
+@pytest.mark.parametrize(
+    "max_restarts", [1, pytest.param(2, marks=pytest.mark.soak("row A27 in test_faults_restart.py"))]
+)
 def test_a_script_that_fails_twice_is_started_as_often_as_allowed_and_resumes(
     tmp_path: Path, max_restarts: int
 ) -> None:

@@ -29,7 +29,9 @@ sys.stdout.write(f"saved after {signal.Signals(first).name}\\n")
 
 
 @pytest.mark.depends_on_speed("the time-out of the test")
-@pytest.mark.parametrize("start", ["fork", "exec"])
+@pytest.mark.parametrize(
+    "start", ["fork", pytest.param("exec", marks=pytest.mark.soak("the other start, which has a spawner besides"))]
+)
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGTERM], ids=lambda signum: signum.name)
 def test_a_signal_to_all_processes_of_a_job_leaves_its_ranks_their_time(
     tmp_path: Path, signum: signal.Signals, start: StartMethod

@@ -55,7 +55,12 @@ def by_openssh(rig: Rig, lease_s: float) -> Transport:
     return OpensshTransport(lease_s=lease_s, connect_timeout_s=4, config=rig.ssh_config)
 
 
-@pytest.fixture(params=[by_fabric, by_openssh], ids=["fabric", "openssh"])
+@pytest.fixture(
+    params=[
+        pytest.param(by_fabric, id="fabric", marks=pytest.mark.soak("the same over it: test_faults_hosts.py")),
+        pytest.param(by_openssh, id="openssh"),
+    ]
+)
 def make_transport(request: pytest.FixtureRequest) -> MakeTransport:
     return request.param
 

@@ -25,6 +25,12 @@ pytestmark = pytest.mark.timeout(60)
 WAIT = "import os, sys, threading\nsys.stdout.write(f'ready {os.getpid()}\\n')\nthreading.Event().wait()\n"
 
 
+#: What is forked goes through the command line in test_faults_process.py.
+both_starts = pytest.mark.parametrize(
+    "start", ["exec", pytest.param("fork", marks=pytest.mark.soak("rows A1 to A7 in test_faults_process.py, forked"))]
+)
+
+
 class WhenReady:
     """Does something on the session's thread once every rank has said that it is ready."""
 
@@ -55,7 +61,7 @@ def agent_of(job_id: str) -> int:
     return agent
 
 
-@pytest.mark.parametrize("start", ["fork", "exec"])
+@both_starts
 def test_the_rank_that_exits_3_is_blamed_and_gives_the_exit_code(tmp_path: Path, start: StartMethod) -> None:
     source = "import os\nif os.environ['RANK'] == '1':\n    print('giving up')\n    raise SystemExit(3)\n" + WAIT
     outcome = run(script_plan(tmp_path, source, ranks=3, start=start), RecordingSink())
@@ -68,7 +74,7 @@ def test_the_rank_that_exits_3_is_blamed_and_gives_the_exit_code(tmp_path: Path,
     assert lines[-1] == "2 other ranks were stopped after it"
 
 
-@pytest.mark.parametrize("start", ["fork", "exec"])
+@both_starts
 def test_a_killed_rank_is_named_with_137_and_the_others_end(tmp_path: Path, start: StartMethod) -> None:
     sink = RecordingSink(WhenReady(2, lambda pids: os.kill(pids[1], signal.SIGKILL)))
     outcome = run(script_plan(tmp_path, WAIT, start=start), sink)
@@ -94,7 +100,7 @@ WITH_CHILDREN = (
 ) + WAIT
 
 
-@pytest.mark.parametrize("start", ["fork", "exec"])
+@both_starts
 def test_a_killed_agent_is_reported_and_leaves_nothing_behind(tmp_path: Path, start: StartMethod) -> None:
     plan = script_plan(tmp_path, WITH_CHILDREN, start=start)
     sink = RecordingSink(WhenReady(2, lambda pids: os.kill(agent_of(plan.job_id), signal.SIGKILL)))
@@ -114,7 +120,7 @@ def test_an_agent_killed_when_only_detached_processes_are_left_takes_them_along(
     assert run(plan, sink).exit_code == 74
 
 
-@pytest.mark.parametrize("start", ["fork", "exec"])
+@both_starts
 def test_a_killed_spawner_is_the_cause_and_not_the_ranks_that_die_with_it(tmp_path: Path, start: StartMethod) -> None:
     plan = script_plan(tmp_path, WITH_CHILDREN, start=start)
 
@@ -145,7 +151,7 @@ Session(plan, LocalTransport(), JobOutput(plan, Sink()), python=sys.executable).
 """
 
 
-@pytest.mark.parametrize("start", ["fork", "exec"])
+@both_starts
 def test_a_killed_front_end_leaves_nothing_behind(tmp_path: Path, start: StartMethod) -> None:
     plan = script_plan(tmp_path, WITH_CHILDREN, start=start)
     with subprocess.Popen(
@@ -189,7 +195,10 @@ def test_detached_grandchildren_end_with_the_job(tmp_path: Path) -> None:
     assert outcome.exit_code == 0
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("signum", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak("row A6 in test_faults_stop.py"))],
+)
 def test_the_users_stop_reaches_the_ranks_and_they_may_save(tmp_path: Path, signum: int, code: int) -> None:
     source = (
         "import os, signal, sys\n"
@@ -251,7 +260,9 @@ def test_a_mistake_found_on_every_rank_is_shown_as_one_error(tmp_path: Path) -> 
     assert log == "half\nerror: model: nothing to train\nhint: unfreeze something\n" or outcome.ends[0].status != 2
 
 
-@pytest.mark.parametrize("start", ["fork", "exec"])
+@pytest.mark.parametrize(
+    "start", ["exec", pytest.param("fork", marks=pytest.mark.soak("the other start, and five megabytes of lines"))]
+)
 def test_every_byte_of_awkward_output_is_in_the_file(tmp_path: Path, start: StartMethod) -> None:
     raw = b"half " + b"line\n" + b"10%\r50%\r100%\n" + b"nul \0\n" + b"bad \xff\xc3\n" + b"x" * 3_000_000 + b"\nno end"
     (tmp_path / "raw").write_bytes(raw)
@@ -294,6 +305,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.soak("A22 in test_faults_environment.py, where both are forked")
 def test_two_jobs_at_once_one_forked_one_executed_meet_among_themselves(tmp_path: Path) -> None:
     plans = [
         script_plan(tmp_path, ALL_REDUCE, "10", start="fork"),

@@ -71,6 +71,7 @@ def run_jobs(folder: Path, count: int) -> tuple[list[list[tuple[Any, ...]]], lis
     return known, [path.read_text().split() for path in sorted(met.glob("*.joined"))]
 
 
+@pytest.mark.soak("A22 in test_faults_environment.py")
 def test_two_jobs_with_the_same_settings_train_at_once_as_each_does_alone(tmp_path: Path) -> None:
     (alone,), _ = run_jobs(tmp_path, 1)
     assert [step for step, *_ in alone] == list(range(1, STEPS + 1))
