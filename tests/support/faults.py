@@ -308,6 +308,20 @@ class Places:
         return (self.state / "dsrun" / "jobs" / job).exists()
 
 
+def _settled(places: Places, before: set[str]) -> set[str]:
+    """Returns what is new in the places of a job that is gone.
+
+    A semaphore of another program, whose process has ended, is nobody's until that program's own tracker takes it away:
+    it is looked for again as long as a job's may be cleaned up.
+    """
+    deadline_s = time.monotonic() + CLEAN_S
+    new = places.left() - before
+    while any(path.startswith("/dev/shm/sem.mp-") for path in new) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+        new &= places.left()
+    return new
+
+
 @contextmanager
 def launched(
     folder: Path,
@@ -358,7 +372,7 @@ def launched(
         yield job
         process.wait(HARD_LIMIT_S)
         job.gone(grace_s=grace_s)
-        left = [*job.left_open(), *sorted(places.left() - before)]
+        left = [*job.left_open(), *sorted(_settled(places, before))]
         assert not left, f"left: {', '.join(left)}\n{job.said()}"
     finally:
         job.destroy()
