@@ -24,6 +24,7 @@ LOOP = EXAMPLES / "accelerate_loop.py"
 #: Five micro batches of two ranks an epoch, and two epochs.
 WORDS: list[str | Path] = [LOOP, "--cpu", "--samples", "20", "--epochs", "2"]
 THREE = ["--accumulation", "3"]
+PRELOADED = ("accelerate", "transformers", "datasets", "torch._dynamo", "torch.distributed.fsdp", "support.preloaded")
 UPDATES = {"one": 10, "three": 4}
 CPU = ["1o", "2o", "3o", "3op"]
 #: An optimizer and a schedule in the file, for which Accelerate has stand-ins.
@@ -73,7 +74,8 @@ def job(folder: Path, plain: Path) -> Job:
         runs += [on_ranks(f"resumed/{name}", *THREE, *again)]
     runs += [on_ranks(f"full/{name}", "--config", f"full-{name}.json") for name in ("0", "3")]
     # The last one, as it ends the process group.
-    return clients.run_on_dsrun(folder, *runs, ["accelerate_engines.py", "--plugins", "--out", "engines.json"])
+    engines = ["accelerate_engines.py", "--plugins", "--out", "engines.json"]
+    return clients.run_on_dsrun(folder, *runs, engines, preload=PRELOADED)
 
 
 def said(run: Path) -> dict[str, Any]:
@@ -182,10 +184,8 @@ def test_accelerates_own_launcher_starts_ranks_on_dsrun(job: Job, folder: Path) 
 
 
 def test_a_job_that_accelerate_keeps_from_deepspeed_is_told_that_it_made_no_engine(folder: Path) -> None:
-    words = clients.several(on_ranks("cpu", "--stage", "2"))
-    ended = clients.run_words(
-        folder, ["-m", "dsrun", "--as-deepspeed", "-n", "2", "--no-gpu", *words], ACCELERATE_USE_CPU="true"
-    )
+    run = on_ranks("cpu", "--stage", "2")
+    ended = clients.run_on_dsrun(folder, run, preload=PRELOADED, ACCELERATE_USE_CPU="true")
     assert said(folder / "cpu")["kind"] == "DistributedType.MULTI_CPU"
     assert ended.updates == []
     assert ended.text.count("made no engine") == 1

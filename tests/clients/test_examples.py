@@ -31,6 +31,7 @@ GPT = {
     "activation_checkpointing": {"partition_activations": False},
 }
 STAGES = (0, 1, 2, 3)
+PRELOADED = ("torch._dynamo", "support.preloaded")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def job(folder: Path) -> Job:
         config = ["--deepspeed", "--deepspeed_config", f"cifar-{stage}.json", "--moe"]
         runs.append(["cifar_net.py", *config, "--out", f"cifar-{stage}-facts.json"])
         runs.append(["gpt_loop.py", "--deepspeed_config", f"gpt-{stage}.json", "--out", f"gpt-{stage}"])
-    return clients.run_on_dsrun(folder, *runs, ["engines_loops.py", "--out", "engines.json"])
+    return clients.run_on_dsrun(folder, *runs, ["engines_loops.py", "--out", "engines.json"], preload=PRELOADED)
 
 
 def read(path: Path) -> dict[str, Any]:

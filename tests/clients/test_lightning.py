@@ -90,7 +90,7 @@ def job(folder: Path, plain: Path) -> Job:
         fabric("fabric/bf16", "--strategy", "deepspeed_stage_3", "--precision", "bf16-mixed"),
         ["lightning_cases.py", "--plain", "plain/fit/last.ckpt", "--out", "cases"],
     ]
-    return clients.run_on_dsrun(folder, *runs)
+    return clients.run_on_dsrun(folder, *runs, preload=("lightning", "support.preloaded"))
 
 
 def said(run: Path) -> dict[str, Any]:

@@ -25,6 +25,10 @@ from support.cli import clean_environment
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "clients" / "scripts"
 EXAMPLES = ROOT / "scripts" / "examples"
+#: Has a job's spawner import what each rank would import by itself, see `preloading`.
+PRELOADING = ROOT / "tests" / "clients" / "preloading"
+#: What programs of transformers import. With the last one comes dsrun's engine, which `deepspeed` is.
+HUGGING_FACE = ("transformers.trainer", "transformers.models.llama.modeling_llama", "datasets", "support.preloaded")
 #: A job's deadline: a few times what it takes on two busy cores.
 DEADLINE_S = 240
 #: Keys that Hugging Face fills in from its own arguments.
@@ -126,17 +130,38 @@ def run_alone(folder: Path, *runs: Sequence[str | Path]) -> Job:
     return _finish(folder, [*several(*runs)], environment(folder), check=True)
 
 
-def run_on_dsrun(folder: Path, *runs: Sequence[str | Path], ranks: int = 2, **more: str) -> Job:
+def run_on_dsrun(
+    folder: Path,
+    *runs: Sequence[str | Path],
+    ranks: int = 2,
+    preload: Sequence[str] = HUGGING_FACE,
+    **more: str,
+) -> Job:
     """Runs scripts in ranks of `dsrun --as-deepspeed`.
 
     Args:
         folder: folder of the ranks.
         *runs: runs, each a script and its own words.
         ranks: number of ranks.
+        preload: modules that the scripts use, see `preloading`.
         **more: further variables.
     """
     words = ["-m", "dsrun", "--as-deepspeed", "-n", str(ranks), "--no-gpu", *several(*runs)]
-    return run_words(folder, words, **more)
+    return run_words(folder, words, **more | preloading(*preload, path=more.get("PYTHONPATH", str(EXAMPLES))))
+
+
+def preloading(*modules: str, path: str = str(EXAMPLES)) -> dict[str, str]:
+    """Variables of a job whose ranks have modules from their spawner, as they have torch.
+
+    transformers' Trainer is ten seconds of a core in each rank, and its training of a tiny model less than one. That a
+    rank which imports it itself finds dsrun is for jobs without this: those of Accelerate's own launcher and of
+    tests/shared/as_deepspeed.
+
+    Args:
+        *modules: names of the modules.
+        path: PYTHONPATH without this.
+    """
+    return {"PYTHONPATH": f"{path}:{PRELOADING}:{ROOT / 'tests'}", "CLIENTS_PRELOADED": " ".join(modules)}
 
 
 def run_words(folder: Path, words: Sequence[str], *, check: bool = True, **more: str) -> Job:

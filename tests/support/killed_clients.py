@@ -56,7 +56,8 @@ def train(folder: Path, out: str, *, config: str, rank: int = NO_RANK, number: i
     resume = [] if before is None else ["--resume_from_checkpoint", "true"]
     script = [str(EXAMPLES / "hf_trainer.py"), *WORDS, "--deepspeed", f"{config}.json", "--output_dir", out, *resume]
     words = ["-m", "dsrun", "--as-deepspeed", "-n", "2", "--no-gpu", str(SCRIPTS / "killed.py")]
-    ended = clients.run_words(folder, [*words, str(rank), str(number), *script], check=False)
+    variables = clients.preloading(*clients.HUGGING_FACE)
+    ended = clients.run_words(folder, [*words, str(rank), str(number), *script], check=False, **variables)
     was_killed = f"rank {rank} on localhost was killed by SIGKILL" in ended.text
     assert was_killed != (ended.exit_code == 0), ended.text
     after = newest_finished(folder / out)

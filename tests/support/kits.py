@@ -56,7 +56,8 @@ def variables() -> dict[str, str]:
 
 def run_on_dsrun(folder: Path, *runs: Sequence[str | Path], ranks: int = 2) -> Job:
     """Runs scripts that use a kit in ranks of `dsrun --as-deepspeed`; see `clients.run_on_dsrun`."""
-    return clients.run_on_dsrun(folder, *runs, ranks=ranks, **variables())
+    preload = (*clients.HUGGING_FACE, "peft", "trl")
+    return clients.run_on_dsrun(folder, *runs, ranks=ranks, preload=preload, **variables())
 
 
 def run_alone(folder: Path, *runs: Sequence[str | Path]) -> Job:

@@ -12,6 +12,8 @@ from support import clients
 
 #: Variables that spare the log bars of progress.
 _QUIET = {"HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}
+#: What the scripts import.
+_PRELOADED = (*clients.HUGGING_FACE, "peft", *(f"trl.trainer.{name}_trainer" for name in ("sft", "dpo", "grpo")))
 #: What stands for a config in a script's words where it trains without DeepSpeed.
 NONE = "none"
 
@@ -118,5 +120,5 @@ def run_on_dsrun(folder: Path, runs: Sequence[Sequence[str]], *, ranks: int = 2)
         runs: runs, each a script and its own words.
         ranks: number of ranks.
     """
-    job = clients.run_on_dsrun(folder, *runs, ranks=ranks, **_QUIET)
+    job = clients.run_on_dsrun(folder, *runs, ranks=ranks, preload=_PRELOADED, **_QUIET)
     return Job(folder, job.text, [count for count in job.updates if count])
