@@ -43,11 +43,11 @@ def _words(name: str) -> list[str]:
     return [word for pair in words.items() for word in pair] + flags
 
 
-def _sft(name: str, *more: str) -> list[str]:
+def _sft(name: str, *more: str, out: str = "sft") -> list[str]:
     data = ["--data.dataset", "sft.jsonl", "--data.output_key", "output", "--data.input_template", "{}"]
     saves = ["--ckpt.save_steps", "2", "--ckpt.path", f"sft/{name}/ckpt"]
-    out = ["--ckpt.output_dir", f"sft/{name}", "--train.max_epochs", "1"]
-    return [PROGRAM, "train_sft", *_words(name), *data, *saves, *out, *more]
+    target = ["--ckpt.output_dir", f"{out}/{name}", "--train.max_epochs", "1"]
+    return [PROGRAM, "train_sft", *_words(name), *data, *saves, *target, *more]
 
 
 def _dpo(name: str) -> list[str]:
@@ -76,6 +76,7 @@ def ranks(folder: Path) -> Job:
         ["openrlhf_strategy.py", *WAYS, "2m", "3m", "--out", "strategy"],
         *(_sft(name) for name in SFT),
         *(_dpo(name) for name in DPO),
+        _sft("3-offload", "--ckpt.load_enable", out="resumed"),
     )
 
 
@@ -91,7 +92,7 @@ def test_every_engine_did_the_updates_that_its_program_counts(ranks: Job) -> Non
     # Each way: two that evaluate, the policy, one more that evaluates, and one that goes on from the middle. A program
     # of preferences has a reference beside its policy; its 20 samples are two batches and a rest.
     strategy = [0, 0, UPDATES, 0, UPDATES // 2] * len(WAYS)
-    assert ranks.updates == [*strategy, UPDATES, UPDATES, *[3] * len(SFT), *[0, 2] * len(DPO)]
+    assert ranks.updates == [*strategy, UPDATES, UPDATES, *[3] * len(SFT), *[0, 2] * len(DPO), 1]
 
 
 def test_losses_norms_and_rates_are_those_of_plain_torch_at_every_stage(folder: Path, ranks: Job) -> None:
@@ -149,9 +150,17 @@ def test_programs_write_the_same_model_at_every_stage(folder: Path, ranks: Job, 
     assert _weights(folder / program / names[0]) != _weights(folder / "pretrained")
 
 
+def test_a_program_goes_on_where_another_was(folder: Path, ranks: Job) -> None:
+    assert "consumed_samples: 16" in ranks.text
+    assert _weights(folder / "resumed" / "3-offload") == _weights(folder / "sft" / "3-offload")
+
+
+@pytest.mark.soak(
+    "test_a_program_goes_on_where_another_was, in the same job, and in new ones "
+    "tests/clients/test_hf_trainer.py::test_a_kill_inside_a_save_leaves_a_checkpoint_that_goes_on"
+)
 def test_a_new_job_goes_on_where_a_program_was(folder: Path, ranks: Job) -> None:
-    straight = _weights(folder / "sft" / "3-offload")
-    job = kits.run_on_dsrun(folder, _sft("3-offload", "--ckpt.load_enable"))
+    job = kits.run_on_dsrun(folder, _sft("3-offload", "--ckpt.load_enable", out="resumed-anew"))
     assert "consumed_samples: 16" in job.text
     assert job.updates == [1]
-    assert _weights(folder / "sft" / "3-offload") == straight
+    assert _weights(folder / "resumed-anew" / "3-offload") == _weights(folder / "sft" / "3-offload")

@@ -7,7 +7,6 @@ without DeepSpeed: in one process, and for AdaLoRA, whose loss has a term for ea
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -65,8 +64,19 @@ def ranks(folder: Path, alone: Job) -> Job:
             ["peft_lora.py", *_on(folder, SFT), "--out", "lora-sft", "--through", "sft"],
             ["peft_dpo.py", *_on(folder, DPO), "--out", "dpo"],
             ["peft_lora.py", *_on(folder, WITH_HEAD), "--out", "lora-head", "--pretrained", "pretrained"],
+            ["peft_lora.py", *_on(folder, RESUMED), "--out", "resumed", "--resume", "lora"],
+            _example(folder),
         ],
     )
+
+
+def _example(folder: Path) -> list[str]:
+    texts = [{"text": f"w{number} w{number + 1} w{number + 2}"} for number in range(16)]
+    (folder / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    words = ["--model", "pretrained", "--texts", "texts.jsonl", "--output_dir", "example", "--use_cpu"]
+    words += ["--per_device_train_batch_size", "2", "--num_train_epochs", "1", "--save_strategy", "no"]
+    words += ["--report_to", "none", *_on(folder, ["3"])]
+    return [str(EXAMPLES / "lora_sft.py"), *words]
 
 
 def _on(folder: Path, names: Sequence[str]) -> list[str]:
@@ -95,7 +105,8 @@ def _assert_close(training: Training, oracle: Training) -> None:
 
 
 def test_each_adapter_is_trained_by_an_engine_at_its_stage(ranks: Job) -> None:
-    assert ranks.steps == [*[8] * len(ADALORA), *[5] * (len(LORA) + len(SFT) + len(DPO) + len(WITH_HEAD))]
+    trained = [*[8] * len(ADALORA), *[5] * (len(LORA) + len(SFT) + len(DPO) + len(WITH_HEAD))]
+    assert ranks.steps == [*trained, *[2] * len(RESUMED), 4]
     for script, names, steps in (("adalora", ADALORA, 8), ("lora", LORA, 5), ("dpo", DPO, 5)):
         for training in _all(ranks, script, names):
             assert training.engine_steps() == [(int(training.folder.name[0]), steps)] * 2
@@ -148,14 +159,19 @@ def test_checkpoints_of_adapters_leave_frozen_parameters_out(ranks: Job) -> None
         assert all("lora_" in name for name in names), names
 
 
+def test_another_trainer_resumes_an_adapter_where_it_was(ranks: Job) -> None:
+    _assert_the_same([*_all(ranks, "lora", RESUMED), *_all(ranks, "resumed", RESUMED)])
+
+
+@pytest.mark.soak(
+    "test_another_trainer_resumes_an_adapter_where_it_was, in the same job, and in new ones "
+    "tests/clients/test_hf_trainer.py::test_a_kill_inside_a_save_leaves_a_checkpoint_that_goes_on"
+)
 def test_a_new_job_resumes_an_adapter_where_it_was(folder: Path, ranks: Job) -> None:
-    for name in RESUMED:
-        target = folder / "resumed" / name / "checkpoints"
-        shutil.copytree(folder / "lora" / name / "checkpoints", target)
-        shutil.rmtree(target / "checkpoint-5")
-    job = trl_clients.run_on_dsrun(folder, [["peft_lora.py", *_on(folder, RESUMED), "--resume", "--out", "resumed"]])
+    words = ["--resume", "lora", "--out", "resumed-anew"]
+    job = trl_clients.run_on_dsrun(folder, [["peft_lora.py", *_on(folder, RESUMED), *words]])
     assert job.steps == [2] * len(RESUMED), "from the third step to the fifth"
-    _assert_the_same([*_all(ranks, "lora", RESUMED), *_all(job, "resumed", RESUMED)])
+    _assert_the_same([*_all(ranks, "lora", RESUMED), *_all(job, "resumed-anew", RESUMED)])
 
 
 def test_one_process_without_a_launcher_writes_the_same_adapter_as_two_ranks(alone: Job, ranks: Job) -> None:
@@ -164,12 +180,6 @@ def test_one_process_without_a_launcher_writes_the_same_adapter_as_two_ranks(alo
     _assert_the_same([*_all(ranks, "lora", ["0", "3"]), *trainings])
 
 
-def test_the_example_writes_an_adapter(folder: Path, alone: Job) -> None:
-    texts = [{"text": f"w{number} w{number + 1} w{number + 2}"} for number in range(16)]
-    (folder / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
-    words = ["--model", "pretrained", "--texts", "texts.jsonl", "--output_dir", "example", "--use_cpu"]
-    words += ["--per_device_train_batch_size", "2", "--num_train_epochs", "1", "--save_strategy", "no"]
-    words += ["--report_to", "none", "--deepspeed", *_on(folder, ["3"])[-1:]]
-    job = trl_clients.run_on_dsrun(folder, [[str(EXAMPLES / "lora_sft.py"), *words]])
-    assert job.steps == [4]
+def test_the_example_writes_an_adapter(folder: Path, ranks: Job) -> None:
+    assert ranks.steps[-1] == 4
     assert (folder / "example" / "adapter_model.safetensors").is_file()

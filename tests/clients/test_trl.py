@@ -6,7 +6,6 @@ DeepSpeed: in one process, and where a trainer draws numbers on each rank, in tw
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +25,8 @@ TIED = ["0", "3"]
 RESUMED = ["2", "3", "3-cpu"]
 #: Of each training, in the order of the runs: five of SFT and DPO, three of GRPO.
 STEPS = [*[5] * len(SFT), *[5] * len(TIED), *[5] * len(DPO), *[5] * 2, *[5] * 2, *[3] * len(GRPO), 3, *[3] * 2]
+#: Those that go on from the fourth step.
+STEPS += [1] * len(RESUMED)
 WEIGHTS = "model/model.safetensors"
 
 
@@ -69,6 +70,7 @@ def ranks(folder: Path, plain: Job) -> Job:
             ["trl_grpo.py", *on(GRPO), "--out", "grpo"],
             ["trl_grpo.py", *on(["3"]), "--out", "grpo-released", "--no-gather"],
             ["trl_grpo.py", *on(["0", "3"]), "--out", "grpo-reference", *reference],
+            ["trl_sft.py", *on(RESUMED), "--out", "resumed", "--resume", "sft"],
         ],
     )
 
@@ -172,15 +174,7 @@ def test_programs_configs_are_taken_with_notes(ranks: Job) -> None:
     assert "`zero_optimization.stage3_prefetch_bucket_size` is written as one key, with dots" in ranks.text
 
 
-def test_sft_resumes_where_it_was(folder: Path, ranks: Job) -> None:
-    for name in RESUMED:
-        target = folder / "resumed" / name / "checkpoints"
-        shutil.copytree(folder / "sft" / name / "checkpoints", target)
-        shutil.rmtree(target / "checkpoint-5")
-    paths = trl_clients.write_configs(folder)
-    words = ["--deepspeed", *(paths[name] for name in RESUMED), "--resume"]
-    job = trl_clients.run_on_dsrun(folder, [["trl_sft.py", *words, "--out", "resumed"]])
-    assert job.steps == [1] * len(RESUMED), "from the fourth step to the fifth"
-    for training in _all(job, "resumed", RESUMED):
+def test_sft_resumes_where_it_was(ranks: Job) -> None:
+    for training in _all(ranks, "resumed", RESUMED):
         assert training.engine_steps() == [(int(training.folder.name[0]), 5)] * 2
         _assert_the_same([ranks.training("sft", training.folder.name), training])

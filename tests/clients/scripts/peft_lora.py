@@ -1,7 +1,8 @@
 """Trains a LoRA adapter of a tiny Llama with Hugging Face's Trainer, once for each config given.
 
 `--through sft` has TRL's SFTTrainer make the adapter. With `--pretrained` the model is read from a folder, and a copy
-of its head is trained beside the adapter. `--resume` goes on from the last checkpoint of a run before.
+of its head is trained beside the adapter. `--resume FOLDER` goes on from
+the third step of runs that have written there.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def main() -> None:
     parser.add_argument("--pretrained")
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--accumulation", type=int, default=1)
-    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--resume", type=Path)
     args = parser.parse_args()
     make = sft if args.through == "sft" else hugging_face
     for name, path in trl_tiny.configs(args.deepspeed):
@@ -91,7 +92,8 @@ def main() -> None:
             args.pretrained,
             **settings(name, path, args.out, batch=args.batch, accumulation=args.accumulation),
         )
-        trainer.train(resume_from_checkpoint=args.resume or None)
+        checkpoint = None if args.resume is None else str(args.resume / name / "checkpoints/checkpoint-3")
+        trainer.train(resume_from_checkpoint=checkpoint)
         trainer.save_model(str(args.out / name / "adapter"))
         trl_tiny.report(trainer, args.out / name)
 

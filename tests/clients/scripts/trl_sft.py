@@ -1,4 +1,7 @@
-"""Trains a tiny Llama with TRL's SFTTrainer, once for each config given, and saves model and log."""
+"""Trains a tiny Llama with TRL's SFTTrainer, once for each config given, and saves model and log.
+
+`--resume FOLDER` goes on from the fourth step of runs that have written there.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
 
-def train(name: str, deepspeed: str | None, out: Path, *, tied: bool, batch: int, resume: bool) -> None:
+def train(name: str, deepspeed: str | None, out: Path, *, tied: bool, batch: int, resume: Path | None) -> None:
     args = SFTConfig(
         output_dir=str(out / name / "checkpoints"),
         deepspeed=deepspeed,
@@ -36,7 +39,8 @@ def train(name: str, deepspeed: str | None, out: Path, *, tied: bool, batch: int
         train_dataset=Dataset.from_list([{"text": text} for text in trl_tiny.sentences(36, seed=1)]),
         processing_class=trl_tiny.tokenizer(),
     )
-    trainer.train(resume_from_checkpoint=resume or None)
+    checkpoint = None if resume is None else str(resume / name / "checkpoints/checkpoint-4")
+    trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model(str(out / name / "model"))
     trl_tiny.report(trainer, out / name)
 
@@ -47,7 +51,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--tied", action="store_true")
-    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--resume", type=Path)
     args = parser.parse_args()
     for name, path in trl_tiny.configs(args.deepspeed):
         train(name, path, args.out, tied=args.tied, batch=args.batch, resume=args.resume)
