@@ -66,9 +66,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "unsaved": clients.zero(3, stage3_gather_16bit_weights_on_model_save=False),
     **{f"tensor-{stage}": clients.zero(stage) | {"tensor_parallel": {"autotp_size": 2}} for stage in (0, 2)},
 }
-RESUMED = ["0", "2o", "3"]
+#: Accumulation has code of its own where gradients are whole, cut, and away; the others are run with `--soak`.
+ACCUMULATED = ["0", "1", "2o", "3op"]
+AT_STAGE_0 = pytest.param("0", marks=pytest.mark.soak("the other stages, and stage 0 in tests/runtime/checkpoint"))
+RESUMED = ["2o", "3"]
 #: At stage 3 transformers refuses to load a model with tensor parallelism.
-TENSOR = ["0", "2"]
+TENSOR = ["2"]
 
 
 def run(out: str, *words: str, deepspeed: str | None, family: str = "llama") -> list[str | Path]:
@@ -104,16 +107,18 @@ def plain(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def job(folder: Path, plain: Path) -> Job:
+def job(folder: Path, plain: Path, pytestconfig: pytest.Config) -> Job:
+    soak = bool(pytestconfig.getoption("--soak"))
     runs = [run(f"one/{name}", *ONE, *UNSAVED, deepspeed=name) for name in STAGES]
-    runs += [run(f"three/{name}", *THREE, *UNSAVED, deepspeed=name) for name in STAGES]
+    accumulated = STAGES if soak else ACCUMULATED
+    runs += [run(f"three/{name}", *THREE, *UNSAVED, deepspeed=name) for name in accumulated]
     bert = [*THREE, *UNSAVED, *MEAN_OF_RANKS, "--dataloader_num_workers", "1"]
     runs += [run(f"bert/{name}", *bert, deepspeed=name, family="bert") for name in ("0", "3op")]
     runs += [run("recomputed", *ONE, *UNSAVED, "--gradient_checkpointing", "true", deepspeed="3")]
     runs += [run("optimizer", *ONE, *UNSAVED, deepspeed="optimizer")]
     runs += [run(f"full/{name}", *ONE, *UNSAVED, deepspeed=f"full-{name}") for name in ("0", "3")]
     runs += [run(f"bf16/{name}", *ONE, *UNSAVED, "--bf16", deepspeed=f"full-{name}") for name in ("0", "3")]
-    for name in RESUMED:
+    for name in [*RESUMED, *(["0"] if soak else [])]:
         runs += [run(f"whole/{name}", *ONE, *SAVED, deepspeed=name)]
         runs += [run(f"resumed/{name}", *ONE, *UNSAVED, *resume(f"whole/{name}/checkpoint-4"), deepspeed=name)]
     runs += [run(f"best/{name}", *ONE, *BEST, deepspeed=name) for name in ("1", "3")]
@@ -122,7 +127,7 @@ def job(folder: Path, plain: Path) -> Job:
     runs += [run(f"reloaded/{name}", *ONE, *UNSAVED, "--pretrained", "one/3", deepspeed=name) for name in ("0", "3")]
     # Both ranks have the samples of two: the Trainer's own loader reads them for the ranks that share each layer.
     same = ["--per_device_train_batch_size", "4"]
-    for name in TENSOR:
+    for name in [*TENSOR, *(["0"] if soak else [])]:
         runs += [run(f"tensor/{name}", *ONE, *SAVED, *same, deepspeed=f"tensor-{name}")]
         words = [*ONE, *UNSAVED, *same, *resume(f"tensor/{name}/checkpoint-4")]
         runs += [run(f"tensor/resumed-{name}", *words, deepspeed=f"tensor-{name}")]
@@ -181,11 +186,22 @@ def assert_close(run: Path, oracle: Path) -> None:
     assert all(allclose(ours[name], theirs[name], atol=2e-4) for name in ours)
 
 
-@pytest.mark.parametrize(("kind", "count"), [("one", 8), ("three", 4)])
+@pytest.mark.parametrize(
+    ("kind", "names", "count"),
+    [
+        pytest.param("one", [*STAGES], 8, id="one"),
+        pytest.param("three", ACCUMULATED, 4, id="three"),
+        pytest.param(
+            *("three", [*STAGES], 4),
+            id="three-all",
+            marks=pytest.mark.soak("all stages and offloads without accumulation, and four of eight with it"),
+        ),
+    ],
+)
 def test_losses_norms_and_weights_are_the_same_at_every_stage_and_offload(
-    job: Job, folder: Path, kind: str, count: int
+    job: Job, folder: Path, kind: str, names: list[str], count: int
 ) -> None:
-    for name in STAGES:
+    for name in names:
         assert updates(folder / kind / name) == count == len(series(folder / kind / name, "loss"))
         assert_the_same(folder / kind / name, folder / kind / "0")
 
@@ -210,7 +226,7 @@ def test_recomputed_activations_change_no_bit(job: Job, folder: Path) -> None:
     assert_the_same(folder / "recomputed", folder / "one" / "3")
 
 
-@pytest.mark.parametrize("name", TENSOR)
+@pytest.mark.parametrize("name", [*TENSOR, AT_STAGE_0])
 def test_layers_cut_over_ranks_train_and_are_saved_as_whole_ones(
     job: Job, folder: Path, plain: Path, name: str
 ) -> None:
@@ -245,7 +261,7 @@ def test_bf16_trains_alike_at_every_stage_and_near_fp32(job: Job, folder: Path) 
     assert {str(value.dtype) for value in weights(folder / "bf16" / "3").values()} == {"torch.bfloat16"}
 
 
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("name", [*RESUMED, AT_STAGE_0])
 def test_a_resumed_run_is_the_run_without_a_break(job: Job, folder: Path, name: str) -> None:
     assert_the_same(folder / "whole" / name, folder / "one" / name)
     assert updates(folder / "resumed" / name) == 8  # four of them before
@@ -272,12 +288,25 @@ def test_a_model_in_slices_is_saved_whole_and_loads_again(job: Job, folder: Path
     assert_the_same(folder / "reloaded" / "3", folder / "reloaded" / "0")
 
 
-def test_a_kill_inside_a_save_leaves_a_checkpoint_that_goes_on(job: Job, folder: Path) -> None:
-    # In the second save, in the one that is the second after it, and while an older one is removed.
-    kills = [(0, 50), (1, 7), (0, 68)]
-    assert killed_clients.kill_again_and_again(folder, "killed", config="3", kills=kills) == 3
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param([(0, 50)], id="once"),
+        # In the second save, in the one that is the second after it, and while an older one is removed.
+        pytest.param(
+            [(0, 50), (1, 7), (0, 68)],
+            id="thrice",
+            marks=pytest.mark.soak("the first of these kills"),
+        ),
+    ],
+)
+def test_a_kill_inside_a_save_leaves_a_checkpoint_that_goes_on(
+    job: Job, folder: Path, kills: list[tuple[int, int]]
+) -> None:
+    out = f"killed-{len(kills)}"
+    assert killed_clients.kill_again_and_again(folder, out, config="3", kills=kills) == len(kills)
     assert len(series(folder / "unbroken", "loss")) == killed_clients.UPDATES
-    assert_the_same(folder / "killed", folder / "unbroken")
+    assert_the_same(folder / out, folder / "unbroken")
 
 
 def test_weights_are_saved_whole_also_where_the_config_gathers_none(job: Job, folder: Path) -> None:
