@@ -30,7 +30,9 @@ from dsrun.as_deepspeed.search_path import BIN, variables
 from dsrun.as_deepspeed.version import STANDARD
 from dsrun.as_deepspeed.weights_script import TEXT, leave_script
 from dsrun.errors import DsrunError, UsageError
+from support import clients
 from support.cli import Result, clean_environment, invoke
+from support.forked_programs import run_programs
 
 FIXTURE: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "fixtures" / "deepspeed_commands" / "commands.json").read_text()
@@ -310,30 +312,27 @@ if engine.global_rank == 0:
 """
 
 
+@pytest.mark.timeout(600)
 def test_a_save_leaves_the_script_that_writes_whole_fp32_weights(work: Path) -> None:
     (work / "saves.py").write_text(SAVES)
-    done = run("deepspeed", "--num_gpus", "2", "saves.py", "--out", "saved", cwd=work)
+    preloading = clients.preloading("torch._dynamo", "support.preloaded")
+    done = run("deepspeed", "--num_gpus", "2", "saves.py", "--out", "saved", cwd=work, **preloading)
     assert done.exit_code == 0, done.stdout + done.stderr
     saved = work / "saved"
     assert (saved / "zero_to_fp32.py").read_text() == TEXT
     assert (saved / "latest").read_text() == "global_step2"
     expected = torch.load(saved / "expected.pt")
     # With plain python, in the folder of the checkpoint, as DeepSpeed's users do.
-    for words in (
-        ("../whole",),
+    made = run(sys.executable, "zero_to_fp32.py", ".", "../whole", cwd=saved)
+    assert made.exit_code == 0, made.stderr
+    start = f"import os, runpy, sys; os.chdir({str(saved)!r}); sys.argv = ['zero_to_fp32.py', '.', *{{}}]\n"
+    start += "runpy.run_path('zero_to_fp32.py', run_name='__main__')"
+    more = (
         ("../safe", "--safe_serialization", "--max_shard_size", "1KB", "-t", "global_step2"),
         ("../trained", "--max_shard_size", "1.5KB", "--exclude_frozen_parameters", "-d"),
-    ):
-        made = subprocess.run(
-            [sys.executable, "zero_to_fp32.py", ".", *words],
-            cwd=saved,
-            env=clean_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert made.returncode == 0, made.stderr
+    )
+    for ended in run_programs([start.format(words) for words in more]):
+        assert ended.code == 0, ended.err
     whole = torch.load(work / "whole" / "pytorch_model.bin")
     assert expected.keys() == whole.keys() - {"steps", "scale", "3.weight"}
     assert all(torch.equal(whole[name], value) for name, value in expected.items())
@@ -402,6 +401,7 @@ def accelerate_work(work: Path) -> Path:
     return work
 
 
+@pytest.mark.soak("tests/clients/test_accelerate.py::test_accelerates_own_launcher_starts_ranks_on_dsrun")
 def test_accelerate_launch_runs_on_one_host_by_torchrun(work: Path) -> None:
     words = (*LAUNCH, "--num_machines", "1", "--main_process_port", "0", *NO_QUESTIONS, "trains.py")
     done = run(sys.executable, *words, cwd=accelerate_work(work))
@@ -410,6 +410,7 @@ def test_accelerate_launch_runs_on_one_host_by_torchrun(work: Path) -> None:
     assert told == [f"dsrun.runtime.engine.engine {rank} 2 None 2" for rank in range(2)], done.stdout
 
 
+@pytest.mark.timeout(600)
 def test_accelerate_launch_runs_on_two_nodes_by_the_deepspeed_command(work: Path) -> None:
     accelerate_work(work)
     environ = clean_environment(XDG_STATE_HOME=str(work / "state"), CUDA_VISIBLE_DEVICES="")
@@ -428,7 +429,7 @@ def test_accelerate_launch_runs_on_two_nodes_by_the_deepspeed_command(work: Path
         pipe = subprocess.PIPE
         nodes.append(subprocess.Popen(words, cwd=folder, env=environ, stdout=pipe, stderr=pipe, text=True))
     try:
-        outputs = [node.communicate(timeout=120) for node in nodes]
+        outputs = [node.communicate(timeout=250) for node in nodes]
     finally:
         for node in nodes:
             node.kill()

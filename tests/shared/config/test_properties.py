@@ -17,6 +17,8 @@ from dsrun.config.text.yaml_parser import parse_yaml
 from dsrun.errors import ConfigError
 
 QUICK = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+#: For whole configs, of which an example takes a tenth of a second.
+FEWER = settings(QUICK, max_examples=80)
 
 KEYS = [key for key in all_keys() if not key.types]
 PARAMS = [key for key in all_keys() if key.types]
@@ -79,7 +81,7 @@ def test_any_yaml_is_a_tree_or_a_config_error(text: str) -> None:
         error.render()
 
 
-@QUICK
+@FEWER
 @given(configs([*KEYS, *PARAMS]), st.integers(1, 64))
 def test_any_config_is_loaded_or_refused_and_shown_as_itself(config: dict[str, Any], world_size: int) -> None:
     try:
@@ -93,7 +95,7 @@ def test_any_config_is_loaded_or_refused_and_shown_as_itself(config: dict[str, A
     assert values_of(again) == values_of(loaded)
 
 
-@QUICK
+@FEWER
 @given(configs([*KEYS, *PARAMS]))
 def test_any_config_can_be_migrated_and_a_second_time_changes_nothing(config: dict[str, Any]) -> None:
     try:
