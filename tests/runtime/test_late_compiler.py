@@ -1,13 +1,17 @@
 """The compiler comes when something compiles, changes nothing before, and finds all as ever then.
 
-In interpreters of their own, for the compiler comes once, and those of other tests have it.
+In processes of their own, for the compiler comes once, and those of other tests have it: forked from one interpreter
+that has imported torch and nothing of the compiler.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from pathlib import Path
+from typing import Any
+
+import pytest
 
 #: Defines `train`, whose result is equal bit for bit where the same was computed.
 TRAIN = """
@@ -53,9 +57,9 @@ def is_there():
     return "torch._dynamo" in sys.modules
 """
 
-#: Trains without the compiler, and again with it.
-BOTH = """
-def all_of_them():
+#: Trains without the compiler; `AGAIN` does it with the compiler.
+TRAININGS = """
+def all_trainings():
     came = [
         train(0, {"type": "SGD", "params": {"lr": 0.1}})[1],
         train(2)[1],
@@ -68,13 +72,11 @@ def all_of_them():
     engine.load_checkpoint(sys.argv[1])
     return came + [losses]
 
-late = all_of_them()
+late = all_trainings()
 assert not is_there()
-import torch._dynamo
-assert late == all_of_them(), late
 """
 
-#: Steps every optimizer of torch.optim, some in their other forms, and all that a config can name; and again.
+#: Steps every optimizer of torch.optim, some in their other forms, and all that a config can name.
 OPTIMIZERS = """
 from dsrun.runtime.late_compiler import postpone_compiler
 from dsrun.config.sections.optimizer_table import OPTIMIZER_ROWS
@@ -108,7 +110,7 @@ def stepped(name, options):
     assert torch.is_grad_enabled()
     return [differentiates, *(param.tolist() for param in model.parameters())]
 
-def all_of_them():
+def all_optimizers():
     came = {f"{name} {options}": stepped(name, options) for name, options in FORMS}
     for name in (name for row in OPTIMIZER_ROWS if row.params is not None for name in row.names):
         engine, losses = train(2, {"type": name, "params": {"lr": 0.01}})
@@ -116,13 +118,21 @@ def all_of_them():
     return came
 
 postpone_compiler()
-late = all_of_them()
+stepped_late = all_optimizers()
 assert not is_there()
+"""
+
+#: With the compiler, what `TRAININGS` and `OPTIMIZERS` did without it; prints what differs, and how many were stepped.
+AGAIN = """
+import json
 import torch._dynamo
-again = all_of_them()
-assert late.keys() == again.keys()
-assert [name for name in late if late[name] != again[name]] == []
-print(len(late))
+again = all_optimizers()
+assert stepped_late.keys() == again.keys()
+print(json.dumps({
+    "trainings": late == all_trainings(),
+    "optimizers": [name for name in again if stepped_late[name] != again[name]],
+    "stepped": len(again),
+}))
 """
 
 #: A model, and an optimizer of torch's own, compiled after they have run without a compiler.
@@ -176,29 +186,8 @@ assert torch.equal(own.weight, before - 0.1 * gradient)
 """
 
 
-def said_by(source: str, folder: Path) -> str:
-    """Returns what a program says that ended well."""
-    words = [sys.executable, "-c", TRAIN + source, str(folder)]
-    ended = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=110)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
-
-
-def test_a_training_that_compiles_nothing_never_imports_the_compiler_and_gives_the_same_bits(tmp_path: Path) -> None:
-    said_by(BOTH, tmp_path)
-
-
-def test_every_optimizer_gives_the_same_bits_with_the_compiler_and_without(tmp_path: Path) -> None:
-    assert int(said_by(OPTIMIZERS, tmp_path).splitlines()[-1]) > 25
-
-
-def test_what_is_compiled_later_is_compiled_as_ever(tmp_path: Path) -> None:
-    said_by(COMPILED, tmp_path)
-
-
-def test_a_torch_that_hides_otherwise_imports_the_compiler_as_before(tmp_path: Path) -> None:
-    # What this module relies on is gone: the place where a function keeps what the compiler made of it.
-    source = """
+#: Takes what this module relies on away: the place where a function keeps what the compiler made of it.
+OTHERWISE = """
 import functools, torch._compile
 def other(fn=None, recursive=True):
     if fn is None:
@@ -216,4 +205,67 @@ assert optim.SGD.step.__code__ is before
 train(2)
 assert is_there()
 """
-    said_by(source, tmp_path)
+
+#: Runs each further argument in a process of its own, which says what it says in a file, and prints how they ended.
+FORKED = """
+import os
+for number, source in enumerate(sys.argv[2:]):
+    child = os.fork()
+    if child == 0:
+        said = os.open(f"{sys.argv[1]}/said-{number}", os.O_CREAT | os.O_WRONLY, 0o600)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        exec(source, globals())
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+SOURCES = (TRAININGS + OPTIMIZERS + AGAIN, COMPILED, OTHERWISE)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """Returns, by source, the status that its process ended with, and what it said."""
+    folder = tmp_path_factory.mktemp("ended")
+    words = [sys.executable, "-c", TRAIN + FORKED, str(folder), *SOURCES]
+    whole = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=500)
+    assert whole.returncode == 0, whole.stderr
+    said = [(folder / f"said-{number}").read_text() for number in range(len(SOURCES))]
+    return dict(zip(SOURCES, zip(map(int, whole.stdout.split()), said, strict=True), strict=True))
+
+
+def said_by(source: str, ended: dict[str, tuple[int, str]]) -> str:
+    """Returns what a process said that ended well."""
+    status, said = ended[source]
+    assert status == 0, said
+    return said
+
+
+def again(ended: dict[str, tuple[int, str]]) -> dict[str, Any]:
+    """Returns how what was done without the compiler and with it compares."""
+    found: dict[str, Any] = json.loads(said_by(SOURCES[0], ended).splitlines()[-1])
+    return found
+
+
+@pytest.mark.timeout(600)  # the first test runs all processes
+def test_a_training_that_compiles_nothing_never_imports_the_compiler_and_gives_the_same_bits(
+    ended: dict[str, tuple[int, str]],
+) -> None:
+    assert again(ended)["trainings"]
+
+
+@pytest.mark.timeout(600)
+def test_every_optimizer_gives_the_same_bits_with_the_compiler_and_without(ended: dict[str, tuple[int, str]]) -> None:
+    found = again(ended)
+    assert found["optimizers"] == []
+    assert found["stepped"] > 25
+
+
+@pytest.mark.timeout(600)
+def test_what_is_compiled_later_is_compiled_as_ever(ended: dict[str, tuple[int, str]]) -> None:
+    said_by(COMPILED, ended)
+
+
+@pytest.mark.timeout(600)
+def test_a_torch_that_hides_otherwise_imports_the_compiler_as_before(ended: dict[str, tuple[int, str]]) -> None:
+    said_by(OTHERWISE, ended)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -242,20 +242,30 @@ def _models() -> list[tuple[str, Stack]]:
     return [*models, ("inside a block", make(lambda model, x: model.through(x).square().mean(), Inside))]
 
 
+@cache
+def _expected() -> dict[str, list[float]]:
+    return {name: plain(model) for name, model in _models()}
+
+
+_ON_HOST = {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}
+_WHOLE = pytest.mark.soak("stage 2 has whole parameters too")
+_TWO_RANKS = pytest.mark.soak("one rank here, and two at stage 3 without it")
+
+
 @pytest.mark.parametrize(
-    "zero",
+    ("zero", "ranks"),
     [
-        {"stage": 0},
-        {"stage": 2},
-        {"stage": 3},
-        {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}},
+        pytest.param({"stage": 0}, 2, id="0", marks=_WHOLE),
+        pytest.param({"stage": 2}, 1, id="2 alone"),
+        pytest.param({"stage": 2}, 2, id="2", marks=_TWO_RANKS),
+        pytest.param({"stage": 3}, 2, id="3"),
+        pytest.param(_ON_HOST, 1, id="3 in host memory alone"),
+        pytest.param(_ON_HOST, 2, id="3 in host memory", marks=_TWO_RANKS),
     ],
-    ids=["0", "2", "3", "3 in host memory"],
 )
-def test_a_forward_with_transforms_trains_as_in_plain_torch(zero: dict[str, Any]) -> None:
-    expected = {name: plain(model) for name, model in _models()}
-    for found in run_ranks(2, _train, zero):
-        assert found == expected
+def test_a_forward_with_transforms_trains_as_in_plain_torch(zero: dict[str, Any], ranks: int) -> None:
+    for found in run_ranks(ranks, _train, zero):
+        assert found == _expected()
 
 
 def test_a_model_called_inside_a_transform_of_the_scripts_gets_the_same_gradient() -> None:

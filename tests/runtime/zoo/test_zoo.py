@@ -27,6 +27,8 @@ from support.training import config
 pytest.importorskip("transformers", reason="transformers is not installed; pip install -e '.[test-zoo]'")
 
 STAGES = (0, 1, 2, 3)
+#: Families of different kinds, one of each, which train in fp32 too by default.
+KINDS = ("Llama", "Mixtral", "Mamba", "Jamba", "T5", "BERT", "ConvNeXt", "CLIP", "LLaVA")
 STEPS = 2  # the second one has moments of the first
 SIZE = 2
 RATE = 1e-2
@@ -113,20 +115,37 @@ def assert_same(found: Trained, expected: Trained, where: str) -> None:
         assert torch.equal(found.weights[name], value), f"{where}: {name}"
 
 
-@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_trains_as_in_plain_torch_at_every_stage(name: str, bf16: bool) -> None:
+def cases() -> list[Any]:
+    """Families with dtypes and stages: by default stages 2 and 3 in bf16, and of each kind 0 and 1 in fp32."""
+    found: list[Any] = []
+    for bf16, dtype in ((False, "fp32"), (True, "bf16")):
+        for name in FAMILIES:
+            if bf16 or name in KINDS:
+                found.append(pytest.param(name, bf16, (2, 3) if bf16 else (0, 1), id=f"{name}-{dtype}"))
+            soak = pytest.mark.soak("each family in bf16 at stages 2 and 3, one of each kind in fp32 at 0 and 1")
+            found.append(pytest.param(name, bf16, STAGES, id=f"{name}-{dtype}-all", marks=soak))
+    return found
+
+
+@pytest.mark.parametrize(("name", "bf16", "stages"), cases())
+def test_a_family_trains_as_in_plain_torch_at_every_stage(name: str, bf16: bool, stages: tuple[int, ...]) -> None:
     family, dtype = FAMILIES[name], torch.bfloat16 if bf16 else torch.float32
     model = built(family)
     expected = plainly(copy.deepcopy(model), family, dtype)
-    for stage in STAGES:
+    for stage in stages:
         settings = config(stage, micro=2, bf16=bf16, gradient_clipping=0)
         found = with_engines(copy.deepcopy(model), family, settings, dtype)
         assert_same(found, expected, f"stage {stage}")
 
 
-@pytest.mark.parametrize("how", ["the model's own", "reentrant", "the config's"])
-@pytest.mark.parametrize("name", ["Llama", "Mixtral", "Jamba", "T5", "ViT"])
+_RECOMPUTED = [(name, "the config's") for name in ("Llama", "Mixtral", "Jamba", "T5", "ViT")]
+_RECOMPUTED += [("Llama", "the model's own"), ("ViT", "the model's own"), ("T5", "reentrant"), ("Jamba", "reentrant")]
+_ALIKE = [(name, "the model's own") for name in ("Mixtral", "Jamba", "T5")]
+_ALIKE += [(name, "reentrant") for name in ("Llama", "Mixtral", "ViT")]
+_SOAK = pytest.mark.soak("the other families with the same way of recomputation")
+
+
+@pytest.mark.parametrize(("name", "how"), [*_RECOMPUTED, *(pytest.param(*pair, marks=_SOAK) for pair in _ALIKE)])
 def test_recomputation_changes_no_bit(name: str, how: str) -> None:
     family = FAMILIES[name]
     model: Any = built(family)

@@ -22,7 +22,7 @@ from support.training import batches, config
 
 #: Without vector tails, so that flat ranges and whole tensors are summed and updated by the same kernels.
 ROUND = {"width": 64, "vocab": 64, "odd": 0, "layers": 2}
-STEPS = 4
+STEPS = 3
 HOST: dict[str, Any] = {"offload_optimizer": {"device": "cpu"}}
 
 
@@ -44,9 +44,6 @@ def placements(folder: Path) -> dict[str, dict[str, Any]]:
             "offload_param": {"device": "nvme", **nvme},
         },
     }
-
-
-PLACEMENTS = list(placements(Path()))
 
 
 def model_of(seed: int = 7) -> TinyGPT:
@@ -221,8 +218,22 @@ def train_engine(zero: dict[str, Any], write: Write, *, bf16: bool) -> tuple[lis
     return losses, [master for master in masters if master is not None]
 
 
-@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("name", WRITES)
+#: Writes that are tried in fp32 by default: in place, by other memory, and put back. All others are in bf16.
+IN_FP32 = ("scale", "other_memory", "swap_in_place")
+
+
+def writes() -> list[Any]:
+    found: list[Any] = []
+    for bf16, dtype in ((False, "fp32"), (True, "bf16")):
+        for name in WRITES:
+            # By two ranks, other memory in bf16 has its case in the next test.
+            by_default = name != "other_memory" if bf16 else name in IN_FP32
+            soak = pytest.mark.soak("in the other dtype by default")
+            found.append(pytest.param(name, bf16, id=f"{name}-{dtype}", marks=() if by_default else soak))
+    return found
+
+
+@pytest.mark.parametrize(("name", "bf16"), writes())
 def test_what_a_script_writes_between_steps_is_trained_on_as_in_plain_torch(
     name: str, bf16: bool, tmp_path: Path
 ) -> None:
@@ -234,6 +245,10 @@ def test_what_a_script_writes_between_steps_is_trained_on_as_in_plain_torch(
         assert [float(x) for x in theirs] == [float(x) for x in losses], place
         for number, (one, other) in enumerate(zip(trained, masters, strict=True)):
             assert torch.equal(one, other), f"{place}: parameter {number}"
+
+
+def _train_everywhere(places: list[dict[str, Any]], name: str, bf16: bool) -> list[tuple[list[float], list[Tensor]]]:
+    return [_train_ranks(zero, name, bf16) for zero in places]
 
 
 def _train_ranks(zero: dict[str, Any], name: str, bf16: bool) -> tuple[list[float], list[Tensor]]:
@@ -248,19 +263,28 @@ def _train_ranks(zero: dict[str, Any], name: str, bf16: bool) -> tuple[list[floa
         if step < 2:
             WRITES[name](engine.module, step)
     masters = [dsrun.zero.safe_get_full_fp32_param(param) for param in engine.module.parameters()]
+    engine.destroy()
     return losses, [master for master in masters if master is not None]
+
+
+_ALIKE = pytest.mark.soak("`one_row` writes in place as well, and this write has its case on one rank")
 
 
 @pytest.mark.parametrize(
     ("name", "bf16"),
-    [("clamp", True), ("one_row", True), ("other_memory", True), ("scale_at_once", False), ("as_a_vector", False)],
+    [
+        pytest.param("clamp", True, marks=_ALIKE),
+        ("one_row", True),
+        ("other_memory", True),
+        pytest.param("scale_at_once", False, marks=_ALIKE),
+        ("as_a_vector", False),
+    ],
 )
 def test_what_two_ranks_write_alike_is_the_same_at_every_stage(name: str, bf16: bool, tmp_path: Path) -> None:
-    expected: list[tuple[list[float], list[Tensor]]] = []
-    for place in ("stage 0", "stage 1", "stage 2, host", "stage 3", "stage 3, parameters on the host"):
-        found = run_ranks(2, _train_ranks, placements(tmp_path)[place], name, bf16)
-        expected = expected or found
-        for (losses, masters), (right, values) in zip(found, expected, strict=True):
+    places = ("stage 0", "stage 1", "stage 2, host", "stage 3", "stage 3, parameters on the host")
+    for found in run_ranks(2, _train_everywhere, [placements(tmp_path)[place] for place in places], name, bf16):
+        right, values = found[0]
+        for place, (losses, masters) in zip(places, found, strict=True):
             assert losses == right, place
             assert all(torch.equal(*pair) for pair in zip(masters, values, strict=True)), place
 
@@ -286,17 +310,17 @@ def test_weights_that_are_put_back_before_the_step_leave_masters_their_bits(bf16
     """A forward and a backward come between, and others ask for the weights: no one needs masters to."""
     plain = Plain(model_of(), bf16=bf16)
     expected = list[float]()
-    for step in range(4):
+    for step in range(STEPS):
         restore = _perturbed(plain.model, step)
         value = loss(plain.model, step)
         value.backward()
         restore()
         plain.step()
         expected.append(float(value.detach()))
-    for place in (*DIFFERENT, "stage 3, ahead"):
+    for place in (*DIFFERENT, "stage 3, ahead") if bf16 else ("stage 2, host", "stage 3"):
         engine = dsrun.initialize(model=model_of(), config=settings_of(placements(tmp_path)[place], bf16=bf16))[0]
         found = list[float]()
-        for step in range(4):
+        for step in range(STEPS):
             restore = _perturbed(engine.module, step)
             value = loss(engine, step)
             engine.backward(value)
@@ -312,32 +336,34 @@ def test_weights_that_are_put_back_before_the_step_leave_masters_their_bits(bf16
 # By references that a script has kept ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", PLACEMENTS)
-def test_references_and_aliases_that_a_script_keeps_stay_good(place: str, tmp_path: Path) -> None:
+def _with_references(zero: dict[str, Any]) -> list[float]:
+    engine = dsrun.initialize(model=model_of(), config=settings_of(zero, bf16=True))[0]
+    params = list(engine.module.parameters())
+    aliases = [param.data for param in params[:8]]
+    found = list[float]()
+    for step in range(STEPS):
+        value = loss(engine, step)
+        engine.backward(value)
+        engine.step()
+        for alias in aliases:
+            alias.clamp_(-0.03, 0.03)
+        with torch.no_grad():
+            for param in params[8:]:
+                param.mul_(0.5)
+        found += [
+            float(value.detach()),
+            float(aliases[3].double().square().sum()),
+            float(params[-1].detach().sum()),
+        ]
+    engine.destroy()
+    return found
+
+
+def test_references_and_aliases_that_a_script_keeps_stay_good(tmp_path: Path) -> None:
     """Written to right behind the step, while an update may still be on its way."""
-    losses: list[list[float]] = []
-    for name in ("stage 0", place):
-        engine = dsrun.initialize(model=model_of(), config=settings_of(placements(tmp_path)[name], bf16=True))[0]
-        params = list(engine.module.parameters())
-        aliases = [param.data for param in params[:8]]
-        found = list[float]()
-        for step in range(4):
-            value = loss(engine, step)
-            engine.backward(value)
-            engine.step()
-            for alias in aliases:
-                alias.clamp_(-0.03, 0.03)
-            with torch.no_grad():
-                for param in params[8:]:
-                    param.mul_(0.5)
-            found += [
-                float(value.detach()),
-                float(aliases[3].double().square().sum()),
-                float(params[-1].detach().sum()),
-            ]
-        losses.append(found)
-        engine.destroy()
-    assert losses[0] == losses[1]
+    found = {place: _with_references(zero) for place, zero in placements(tmp_path).items()}
+    for place, losses in found.items():
+        assert losses == found["stage 0"], place
 
 
 @pytest.mark.parametrize("place", ["stage 0", "stage 2, host", "stage 3", "stage 3, parameters on nvme"])
@@ -385,7 +411,7 @@ def test_a_penalty_on_the_weights_trains_on_present_values(place: str, begins: i
 
     plain = Plain(model_of(), bf16=False)
     engine = dsrun.initialize(model=model_of(), config=settings_of(placements(tmp_path)[place], bf16=False))[0]
-    for step in range(5):
+    for step in range(4):
         expected = penalised(plain.model, plain.model, step)
         expected.backward()
         plain.step()
@@ -449,8 +475,20 @@ def _momentum(stage: int, by: str, bf16: bool, folder: str) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("by", ["data", "data in place", "copy"])
+_OTHER_DTYPE = pytest.mark.soak("the same way in the other dtype")
+
+
+@pytest.mark.parametrize(
+    ("by", "bf16"),
+    [
+        pytest.param("data", False, id="data-fp32"),
+        pytest.param("data", True, id="data-bf16"),
+        pytest.param("data in place", False, id="data in place-fp32", marks=_OTHER_DTYPE),
+        pytest.param("data in place", True, id="data in place-bf16"),
+        pytest.param("copy", False, id="copy-fp32"),
+        pytest.param("copy", True, id="copy-bf16", marks=_OTHER_DTYPE),
+    ],
+)
 def test_encoders_that_follow_inside_forward_are_the_same_at_every_stage_and_resume(
     by: str, bf16: bool, tmp_path: Path
 ) -> None:
@@ -514,17 +552,18 @@ def test_blocks_that_write_to_their_own_weights_train_as_in_plain_torch(bf16: bo
         plain.masters = [param.detach().clone() for param in Constrained().parameters()]
         plain.optimizer = optim.AdamW(plain.masters, lr=1e-2, weight_decay=0.1, fused=True)
     expected = list[float]()
-    for step in range(4):
+    for step in range(STEPS):
         torch.manual_seed(step)
         value = plain.model(torch.randint(0, 64, (4, 8)))
         value.backward()
         plain.step()
         expected.append(float(value.detach()))
-    for place in ("stage 0", "stage 2", "stage 2, host", "stage 3", "stage 3, host", "stage 3, parameters on nvme"):
+    places = ("stage 0", "stage 2", "stage 2, host", "stage 3", "stage 3, host", "stage 3, parameters on nvme")
+    for place in places if bf16 else (places[2], places[3]):
         torch.manual_seed(5)
         engine = dsrun.initialize(model=Constrained(), config=settings_of(placements(tmp_path)[place], bf16=bf16))[0]
         found = list[float]()
-        for step in range(4):
+        for step in range(STEPS):
             torch.manual_seed(step)
             value = engine(torch.randint(0, 64, (4, 8)))
             engine.backward(value)
@@ -541,8 +580,15 @@ def _give_half(block: Any) -> None:
     block.up.weight.data = block.up.weight.data * 0.5
 
 
-@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("write", [_halve_in_place, _give_half])
+@pytest.mark.parametrize(
+    ("write", "bf16"),
+    [
+        pytest.param(_halve_in_place, False, id="in place-fp32", marks=_OTHER_DTYPE),
+        pytest.param(_halve_in_place, True, id="in place-bf16"),
+        pytest.param(_give_half, False, id="other memory-fp32"),
+        pytest.param(_give_half, True, id="other memory-bf16", marks=_OTHER_DTYPE),
+    ],
+)
 def test_blocks_whose_weights_a_forward_writes_to_outside_of_them_train_as_in_plain_torch(
     write: Callable[[Any], None], bf16: bool, tmp_path: Path
 ) -> None:
@@ -555,7 +601,7 @@ def test_blocks_whose_weights_a_forward_writes_to_outside_of_them_train_as_in_pl
 
     plain = Plain(hooked(), bf16=bf16)
     expected = list[float]()
-    for step in range(4):
+    for step in range(STEPS):
         value = loss(plain.model, step)
         value.backward()
         plain.step()
@@ -563,7 +609,7 @@ def test_blocks_whose_weights_a_forward_writes_to_outside_of_them_train_as_in_pl
     for place in DIFFERENT:
         engine = dsrun.initialize(model=hooked(), config=settings_of(placements(tmp_path)[place], bf16=bf16))[0]
         found = list[float]()
-        for step in range(4):
+        for step in range(STEPS):
             value = loss(engine, step)
             engine.backward(value)
             engine.step()
