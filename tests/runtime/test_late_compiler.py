@@ -7,11 +7,11 @@ that has imported torch and nothing of the compiler.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+
+from support.forked_programs import Ended, run_programs, with_words
 
 #: Defines `train`, whose result is equal bit for bit where the same was computed.
 TRAIN = """
@@ -206,42 +206,27 @@ train(2)
 assert is_there()
 """
 
-#: Runs each further argument in a process of its own, which says what it says in a file, and prints how they ended.
-FORKED = """
-import os
-for number, source in enumerate(sys.argv[2:]):
-    child = os.fork()
-    if child == 0:
-        said = os.open(f"{sys.argv[1]}/said-{number}", os.O_CREAT | os.O_WRONLY, 0o600)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
-        exec(source, globals())
-        break
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
 SOURCES = (TRAININGS + OPTIMIZERS + AGAIN, COMPILED, OTHERWISE)
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """Returns, by source, the status that its process ended with, and what it said."""
-    folder = tmp_path_factory.mktemp("ended")
-    words = [sys.executable, "-c", TRAIN + FORKED, str(folder), *SOURCES]
-    whole = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=500)
-    assert whole.returncode == 0, whole.stderr
-    said = [(folder / f"said-{number}").read_text() for number in range(len(SOURCES))]
-    return dict(zip(SOURCES, zip(map(int, whole.stdout.split()), said, strict=True), strict=True))
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """How the process of each source ended, and what it said."""
+    folder = str(tmp_path_factory.mktemp("checkpoint"))
+    programs = [with_words(TRAIN + source, folder) for source in SOURCES]
+    return dict(
+        zip(SOURCES, run_programs(programs, modules=["dsrun.runtime.engine.initialize"], timeout_s=500), strict=True)
+    )
 
 
-def said_by(source: str, ended: dict[str, tuple[int, str]]) -> str:
+def said_by(source: str, ended: dict[str, Ended]) -> str:
     """Returns what a process said that ended well."""
-    status, said = ended[source]
-    assert status == 0, said
-    return said
+    end = ended[source]
+    assert end.code == 0, end.err
+    return end.out
 
 
-def again(ended: dict[str, tuple[int, str]]) -> dict[str, Any]:
+def again(ended: dict[str, Ended]) -> dict[str, Any]:
     """Returns how what was done without the compiler and with it compares."""
     found: dict[str, Any] = json.loads(said_by(SOURCES[0], ended).splitlines()[-1])
     return found
@@ -249,23 +234,23 @@ def again(ended: dict[str, tuple[int, str]]) -> dict[str, Any]:
 
 @pytest.mark.timeout(600)  # the first test runs all processes
 def test_a_training_that_compiles_nothing_never_imports_the_compiler_and_gives_the_same_bits(
-    ended: dict[str, tuple[int, str]],
+    ended: dict[str, Ended],
 ) -> None:
     assert again(ended)["trainings"]
 
 
 @pytest.mark.timeout(600)
-def test_every_optimizer_gives_the_same_bits_with_the_compiler_and_without(ended: dict[str, tuple[int, str]]) -> None:
+def test_every_optimizer_gives_the_same_bits_with_the_compiler_and_without(ended: dict[str, Ended]) -> None:
     found = again(ended)
     assert found["optimizers"] == []
     assert found["stepped"] > 25
 
 
 @pytest.mark.timeout(600)
-def test_what_is_compiled_later_is_compiled_as_ever(ended: dict[str, tuple[int, str]]) -> None:
+def test_what_is_compiled_later_is_compiled_as_ever(ended: dict[str, Ended]) -> None:
     said_by(COMPILED, ended)
 
 
 @pytest.mark.timeout(600)
-def test_a_torch_that_hides_otherwise_imports_the_compiler_as_before(ended: dict[str, tuple[int, str]]) -> None:
+def test_a_torch_that_hides_otherwise_imports_the_compiler_as_before(ended: dict[str, Ended]) -> None:
     said_by(OTHERWISE, ended)

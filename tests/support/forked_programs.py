@@ -28,8 +28,10 @@ class Ended:
 #: Reads the programs, forks for one after the other, and tells how each ended. In a fork it goes on as the program.
 _SERVER = """
 import gc, json, os, sys, tempfile
-import torch.distributed
-words = json.load(sys.stdin)
+import importlib, torch.distributed
+words, modules = json.load(sys.stdin)
+for module in modules:
+    importlib.import_module(module)
 gc.collect()
 gc.freeze()
 ends = []
@@ -53,11 +55,17 @@ exec(compile(source, "program", "exec"), {"__name__": "__main__"})
 """
 
 
-def run_programs(sources: Sequence[str], *, timeout_s: float = 60) -> list[Ended]:
+def with_words(source: str, *words: str) -> str:
+    """Returns a program that finds words in `sys.argv`, as those behind `python -c SOURCE` are found there."""
+    return f"import sys\nsys.argv[:] = {['-c', *words]!r}\n{source}"
+
+
+def run_programs(sources: Sequence[str], *, modules: Sequence[str] = (), timeout_s: float = 100) -> list[Ended]:
     """Runs programs, one after the other, and returns how each ended.
 
     Args:
         sources: texts of the programs, as for `python -c`.
+        modules: names of what is imported before the first one, beside torch.
         timeout_s: bound on all of them.
 
     Raises:
@@ -65,7 +73,7 @@ def run_programs(sources: Sequence[str], *, timeout_s: float = 60) -> list[Ended
     """
     done = subprocess.run(
         [sys.executable, "-c", _SERVER],
-        input=json.dumps(list(sources)),
+        input=json.dumps([list(sources), list(modules)]),
         capture_output=True,
         text=True,
         timeout=timeout_s,

@@ -13,6 +13,7 @@ import pytest
 
 from dsrun.errors import InputError
 from dsrun.runtime.data.worker_process import check_temporary_folder
+from support.forked_programs import run_programs, with_words
 from support.processes import wait_for_end
 
 #: Iterates, has another process send each worker a signal, iterates again, and ends with its workers alive.
@@ -40,12 +41,10 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
-def test_workers_live_through_a_stop_and_end_when_their_rank_does(name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, name, "ends"], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+def test_workers_live_through_a_stop_and_end_when_their_rank_does() -> None:
+    names = ("SIGTERM", "SIGUSR1", "SIGUSR2")
+    for name, done in zip(names, run_programs([with_words(PROGRAM, name, "ends") for name in names]), strict=True):
+        assert (done.code, done.out) == (0, "done\n"), f"{name}: {done.err}"
 
 
 def test_workers_end_when_asked_to_once_their_rank_is_gone() -> None:

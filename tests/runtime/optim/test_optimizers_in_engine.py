@@ -68,7 +68,7 @@ def assert_equal(found: Result, expected: Result, what: str) -> None:
 
 
 def test_stages_agree_bit_for_bit_and_with_one_rank_that_accumulates() -> None:
-    stages = dict.fromkeys(STRUCTURED, (0, 1, 3)) | {"Muon": (0, 1, 2, 3)}
+    stages = dict.fromkeys(STRUCTURED, (0, 3)) | {"Muon": (0, 1, 2, 3), "Lamb": (0, 1, 3)}
     keys = [(name, stage) for name, of_name in stages.items() for stage in of_name]
     two = run_ranks(2, _train, [settings(n, s, size=2, **STRUCTURED[n]) for n, s in keys], 3)[1]
     alone = run_ranks(1, _train, [settings(n, 0, size=1, accumulation=2, **STRUCTURED[n]) for n in stages], 3)[0]
@@ -80,7 +80,7 @@ def test_stages_agree_bit_for_bit_and_with_one_rank_that_accumulates() -> None:
 def test_every_name_of_the_config_learns() -> None:
     for name in OPTIMIZERS.models:
         rate = RATES.get(name, 3e-3)
-        (losses, _), *_ = _train([settings(name, 3, size=1, lr=rate, weight_decay=0.0)], 12)
+        (losses, _), *_ = _train([settings(name, 3, size=1, lr=rate, weight_decay=0.0)], 7)
         if name == "RAdam":  # its first updates are not divided by the second moment, and small
             assert len(set(losses)) == len(losses)
             continue
@@ -93,7 +93,7 @@ def _save(folder: str, names: list[str]) -> list[Result]:
         engine = _engine(settings(name, 2, size=2, **STRUCTURED[name]))
         train(engine, range(2), samples=SAMPLES)
         engine.save_checkpoint(f"{folder}/{name}")
-        found.append((train(engine, range(2, 4), samples=SAMPLES), full_parameters(engine)))
+        found.append((train(engine, range(2, 3), samples=SAMPLES), full_parameters(engine)))
     return found
 
 
@@ -103,7 +103,7 @@ def _load(folder: str, names: list[str], stage: int, accumulation: int) -> list[
     for name in names:
         engine = _engine(settings(name, stage, size=size, accumulation=accumulation, **STRUCTURED[name]))
         engine.load_checkpoint(f"{folder}/{name}")
-        found.append((train(engine, range(2, 4), samples=SAMPLES), full_parameters(engine)))
+        found.append((train(engine, range(2, 3), samples=SAMPLES), full_parameters(engine)))
     return found
 
 

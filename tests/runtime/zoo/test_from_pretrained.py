@@ -142,15 +142,26 @@ def shapes(state: Values) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in state.items()}
 
 
+def _load_and_use(root: str) -> tuple[Loaded, list[Any]]:
+    return _load(root), _use(root)
+
+
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Loaded]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Loaded, list[Any]]]:
+    """What ranks have loaded and used: both in the same ranks, for each imports transformers by itself."""
     root = tmp_path_factory.mktemp("models")
     for save, name in CASES.values():
         torch.manual_seed(1)
         save(root / name)
-    return run_ranks(2, _load, str(root))
+    return run_ranks(2, _load_and_use, str(root), timeout_s=300)
 
 
+@pytest.fixture(scope="module")
+def ranks(both: list[tuple[Loaded, list[Any]]]) -> list[Loaded]:
+    return [loaded for loaded, _ in both]
+
+
+@pytest.mark.timeout(400)  # the first test makes all engines
 @pytest.mark.parametrize("way", WAYS)
 def test_a_model_of_transformers_has_its_values_at_stage_3(ranks: list[Loaded], way: str) -> None:
     for rank in ranks:
@@ -197,10 +208,11 @@ def _use(root: str) -> list[Any]:
     return [tied, embedding, generated, refused, torch.equal(again.generate(tokens, **wanted), generated)]
 
 
-def test_a_model_is_resized_trained_asked_and_saved_by_transformers_functions(tmp_path: Path) -> None:
-    (tmp_path / "GPT2LMHeadModel").mkdir()
-    save_tied(tmp_path / "GPT2LMHeadModel")
-    (tied, embedding, generated, refused, same), other = run_ranks(2, _use, str(tmp_path))
+@pytest.mark.timeout(400)
+def test_a_model_is_resized_trained_asked_and_saved_by_transformers_functions(
+    both: list[tuple[Loaded, list[Any]]],
+) -> None:
+    (tied, embedding, generated, refused, same), other = (used for _, used in both)
     assert tied
     assert embedding.shape == (70, 32)
     assert bool(embedding.isfinite().all())

@@ -32,6 +32,7 @@ from dsrun.runtime.checkpoint.convert.pickles import read_torch_file
 from dsrun.runtime.checkpoint.convert.to_universal import to_universal
 from support.cli import clean_environment
 from support.deepspeed_runs import LOSSES, MADE, engine_of, go_on, update
+from support.forked_programs import run_programs, with_words
 from support.ranks import run_ranks
 
 TAG = "global_step3"
@@ -247,8 +248,8 @@ def test_a_kill_while_the_earlier_folder_is_removed_leaves_the_new_one_whole(tmp
     shutil.copytree(MADE / "stage1", tmp_path / "run")
     to_universal(source, out)
     first, names = (out / "index.json").stat().st_ino, sorted(out.rglob("*.pt"))
-    done = subprocess.run([sys.executable, "-c", _DIES_REMOVING, str(source), str(out)], timeout=60, check=False)
-    assert done.returncode == -9
+    (done,) = run_programs([with_words(_DIES_REMOVING, str(source), str(out))])
+    assert done.code == -9, done.err
     assert (out / "index.json").stat().st_ino != first
     assert sorted(out.rglob("*.pt")) == names
     assert list(verify(out, read_index(out))) == []
@@ -271,14 +272,15 @@ to_universal(Path(sys.argv[1]), Path(sys.argv[2]), progress=count)
 def test_a_kill_half_way_leaves_no_folder_of_that_name_and_the_next_one_takes_away_what_it_left(tmp_path: Path) -> None:
     out = tmp_path / "run" / UNIVERSAL
     shutil.copytree(MADE / "stage1", tmp_path / "run")
-    for step in ("1", "9"):
-        done = subprocess.run(
-            [sys.executable, "-c", _DIES, str(tmp_path / "run" / TAG), str(out), step], timeout=60, check=False
-        )
-        assert done.returncode == -9
-        assert not out.exists()
-        assert not (tmp_path / "run" / "latest_universal").exists()
-        assert len(list((tmp_path / "run").glob(".dsrun-universal-*"))) == 1, "of the kill before nothing is left"
+    dies = [with_words(_DIES, str(tmp_path / "run" / TAG), str(out), step) for step in ("1", "9")]
+    looks = f"import os; print(*os.listdir({str(tmp_path / 'run')!r}), sep='\\n')"
+    first, there, second, there_then = run_programs([dies[0], looks, dies[1], looks])
+    for done, names in ((first, there.out.splitlines()), (second, there_then.out.splitlines())):
+        assert done.code == -9, done.err
+        assert TAG in names
+        assert not {UNIVERSAL, "latest_universal"} & set(names)
+        scratch = [name for name in names if name.startswith(".dsrun-universal-")]
+        assert len(scratch) == 1, "of the kill before nothing is left"
     with scratch_folder(tmp_path / "run", "other") as there:
         to_universal(tmp_path / "run" / TAG, out)
         assert there.is_dir(), "what another process works in stays"

@@ -8,7 +8,6 @@ import re
 import resource
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from dsrun.runtime.checkpoint.format.plan import coalesce, plan_file
 from dsrun.runtime.checkpoint.save.request import SaveRequest
 from dsrun.runtime.checkpoint.save.saver import Saver
 from support.entries import all_of, entry_of
+from support.forked_programs import run_programs, with_words
 from support.savers import nothing, value_of, wanted, with_savers
 
 
@@ -435,13 +435,14 @@ print("the end")
 """
 
 
-@pytest.mark.parametrize("leaves", ["waits", "at once"])
-def test_a_script_whose_engine_is_gone_fails_where_its_last_save_did(tmp_path: Path, leaves: str) -> None:
+def test_a_script_whose_engine_is_gone_fails_where_its_last_save_did(tmp_path: Path) -> None:
     """Also where the engine goes first: then the save's own thread lets go of the last that knows of it."""
-    ended = subprocess.run(
-        [sys.executable, "-c", LEAVES_AN_ENGINE, str(tmp_path), leaves], capture_output=True, text=True, check=False
-    )
-    assert "the end" in ended.stdout
-    assert "the process that writes checkpoints was killed by signal 9" in ended.stderr
-    assert ended.returncode == 1
-    assert complete_tags(tmp_path) == ["a"]
+    folders = {leaves: tmp_path / leaves for leaves in ("waits", "at once")}
+    programs = [with_words(LEAVES_AN_ENGINE, str(folder), leaves) for leaves, folder in folders.items()]
+    for ended, folder in zip(
+        run_programs(programs, modules=["dsrun.runtime.engine.initialize"]), folders.values(), strict=True
+    ):
+        assert "the end" in ended.out
+        assert "the process that writes checkpoints was killed by signal 9" in ended.err
+        assert ended.code == 1
+        assert complete_tags(folder) == ["a"]

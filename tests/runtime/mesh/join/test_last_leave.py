@@ -38,11 +38,6 @@ def launcher_leaves():
 """
 
 
-def run(source: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", START + source]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean_environment(**changes))
-
-
 #: How a program ends, its exit code, and what it says meanwhile.
 ENDS = [
     ("", 0, ["left"]),
@@ -79,11 +74,11 @@ def test_the_group_is_destroyed_unless_the_program_failed_or_another_does_it(
 
 def test_a_failure_that_a_launcher_was_told_of_is_one(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
-    ended = run("", **{ERROR_FILE_ENV: str(path)})
-    assert ended.stdout.splitlines() == ["left"]
-    path.write_text("{}")
-    ended = run("raise SystemExit(1)", **{ERROR_FILE_ENV: str(path)})
-    assert ended.stdout.splitlines() == ["there"]
+    start = f"import os; os.environ[{ERROR_FILE_ENV!r}] = {str(path)!r}\n{START}"
+    told = f"open({str(path)!r}, 'w').write('{{}}')\n"
+    well, failed = run_programs([start, f"{start}{told}raise SystemExit(1)"])
+    assert (well.code, well.out.splitlines()) == (0, ["left"])
+    assert (failed.code, failed.out.splitlines()) == (1, ["there"])
 
 
 _TRAINS = """
