@@ -48,7 +48,15 @@ def test_messages_among_threads_arrive_whole_in_order_and_to_keep(size: int) -> 
     assert counted == [counted[0]] * size
 
 
-@pytest.mark.parametrize(("kind", "size"), [("mailbox", 2), ("mailbox", 3), ("gloo", 2), ("gloo", 3)])
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        ("mailbox", 2),
+        ("mailbox", 3),
+        ("gloo", 2),
+        pytest.param("gloo", 3, marks=pytest.mark.soak("two ranks over gloo, and three by mailboxes")),
+    ],
+)
 def test_messages_among_processes_arrive_whole_in_order_and_to_keep(kind: str, size: int) -> None:
     counted = run_ranks(size, battery, kind)
     assert counted == [counted[0]] * size

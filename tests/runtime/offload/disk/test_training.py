@@ -75,12 +75,12 @@ def _compare(path: str, case: dict[str, Any], stages: tuple[int, ...], steps: in
 
 @pytest.mark.parametrize("case", CASES)
 def test_one_rank_has_the_bits_of_a_step_on_the_device(case: str, tmp_path: Path) -> None:
-    _compare(str(tmp_path), CASES[case], STAGES, 4)
+    _compare(str(tmp_path), CASES[case], STAGES if case == "bf16" else (1, 3), 3)
 
 
 @pytest.mark.parametrize("case", ["fp32", "accumulation"])
 def test_two_ranks_have_the_bits_of_a_step_on_the_device(case: str, tmp_path: Path) -> None:
-    run_ranks(2, _compare, str(tmp_path), CASES[case], (1, 3), 4)
+    run_ranks(2, _compare, str(tmp_path), CASES[case], (1, 3), 3)
 
 
 @pytest.mark.parametrize(
