@@ -164,8 +164,19 @@ def assert_parts_of(found: list[Ended], expected: Ended) -> None:
             assert torch.equal(value, same), name
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("data", [1, 2])
+#: Each stage on one data rank or two; and the others, which these stand for.
+PLACES = [
+    (1, 0),
+    (2, 1),
+    (2, 2),
+    *(
+        pytest.param(data, stage, marks=pytest.mark.soak("each stage with one data rank or two, each of them too"))
+        for data, stage in ((2, 0), (1, 1), (1, 2))
+    ),
+]
+
+
+@pytest.mark.parametrize(("data", "stage"), PLACES)
 def test_stages_with_other_parameters_train_to_the_bits_of_the_whole_model(
     stages: Callable[[int], None], stage: int, data: int
 ) -> None:
@@ -175,8 +186,7 @@ def test_stages_with_other_parameters_train_to_the_bits_of_the_whole_model(
     assert_parts_of(trained(2, data, stage), expected[0])
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.parametrize(("data", "stage"), PLACES)
 def test_a_tied_weight_is_one_unit_whose_gradients_of_all_stages_add_up(
     stages: Callable[[int], None], stage: int, data: int
 ) -> None:
@@ -208,9 +218,35 @@ def test_what_is_not_finite_in_one_stage_is_named_on_all_ranks(
     assert f"`{PARTS[spoiled]}.layer.weight`" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(("before", "after"), [((2, 1), (1, 2)), ((2, 1), (1, 1)), ((2, 1), (2, 2)), ((1, 2), (2, 1))])
+#: Of a checkpoint: stages and data ranks before and after, whether weights are tied, and the stage of ZeRO.
+CHANGES: list[tuple[tuple[int, int], tuple[int, int], bool, int]] = [
+    ((2, 1), (1, 2), True, 0),
+    ((2, 1), (1, 2), False, 2),
+    ((2, 1), (1, 1), True, 1),
+    ((2, 1), (2, 2), True, 2),
+    ((2, 1), (2, 2), False, 0),
+    ((1, 2), (2, 1), True, 0),
+    ((1, 2), (2, 1), False, 1),
+]
+EVERY_CHANGE = [
+    (before, after, tied, stage)
+    for before, after in (((2, 1), (1, 2)), ((2, 1), (1, 1)), ((2, 1), (2, 2)), ((1, 2), (2, 1)))
+    for tied in (False, True)
+    for stage in (0, 1, 2)
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "tied", "stage"),
+    [
+        *CHANGES,
+        *(
+            pytest.param(*change, marks=pytest.mark.soak("seven of 24, with nearly all pairs of what differs"))
+            for change in EVERY_CHANGE
+            if change not in CHANGES
+        ),
+    ],
+)
 def test_what_some_stages_save_any_other_number_loads(
     stages: Callable[[int], None],
     tmp_path: Path,
@@ -273,9 +309,24 @@ def test_a_tensor_of_no_stage_is_unexpected_and_one_that_a_stage_lacks_is_missin
         assert "no param of `tie_of_first`" in text
 
 
-@pytest.mark.parametrize("stage", [0, 2])
-@pytest.mark.parametrize("data", [1, 2])
-@pytest.mark.parametrize("file", ["model.bin", "model.safetensors"])
+@pytest.mark.parametrize(
+    ("stage", "data", "file"),
+    [
+        (0, 1, "model.bin"),
+        (0, 2, "model.safetensors"),
+        (2, 1, "model.safetensors"),
+        (2, 2, "model.bin"),
+        *(
+            pytest.param(*case, marks=pytest.mark.soak("all pairs of stage, data ranks and file"))
+            for case in (
+                (0, 1, "model.safetensors"),
+                (0, 2, "model.bin"),
+                (2, 1, "model.bin"),
+                (2, 2, "model.safetensors"),
+            )
+        ),
+    ],
+)
 def test_whole_weights_go_out_of_all_stages_and_into_them(
     stages: Callable[[int], None], tmp_path: Path, stage: int, data: int, file: str
 ) -> None:

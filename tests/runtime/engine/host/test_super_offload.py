@@ -43,10 +43,18 @@ CASES: dict[str, dict[str, Any]] = {
 Place = tuple[int, bool]
 #: Stages, and whether slices of parameters lie in host memory.
 PLACES: dict[str, tuple[Place, ...]] = {
-    "bf16": ((1, False), (2, False), (3, True)),
-    "fp32": ((2, False), (3, False), (3, True)),
-    "accumulation": ((1, False), (3, False)),
-    "accumulation-fp32": ((2, False), (3, True)),
+    "bf16": ((2, False), (3, True)),
+    "fp32": ((3, False),),
+    "accumulation": ((1, False),),
+    "accumulation-fp32": ((3, True),),
+    "fp16": ((2, False),),
+}
+#: More of them, which the others stand for.
+MORE_PLACES: dict[str, tuple[Place, ...]] = {
+    "bf16": ((1, False),),
+    "fp32": ((2, False), (3, True)),
+    "accumulation": ((3, False),),
+    "accumulation-fp32": ((2, False),),
     "fp16": ((1, False), (3, False)),
 }
 
@@ -134,13 +142,13 @@ def clipping_of(case: dict[str, Any], **more: Any) -> float:
 # The same bits --------------------------------------------------------------------------------------------------------
 
 
-def _compare(names: tuple[str, ...]) -> None:
-    for name in names:
+def _compare(places: dict[str, tuple[Place, ...]]) -> None:
+    for name, wheres in places.items():
         case = {**CASES[name], "gradient_clipping": clipping_of(CASES[name])}
         engine = make_engine(plain(1, **case))
         losses = train(engine, range(STEPS))
         expected, skipped = full_parameters(engine), engine.skipped_steps
-        for stage, slices in PLACES[name]:
+        for stage, slices in wheres:
             engine = make_engine(ahead(stage, slices=slices, **case))
             if stage == 3:
                 store_of(engine).poison = True
@@ -186,16 +194,25 @@ def _check_held_and_moved(engine: Any, losses: list[float]) -> None:
         )
 
 
-def test_one_rank_has_the_bits_of_a_step_on_the_device_whether_clipping_acts_or_not() -> None:
-    _compare(tuple(CASES))
+@pytest.mark.parametrize(
+    "places",
+    [
+        pytest.param(PLACES, id="some"),
+        pytest.param(MORE_PLACES, id="more", marks=pytest.mark.soak("each dtype and each place in other pairs")),
+    ],
+)
+def test_one_rank_has_the_bits_of_a_step_on_the_device_whether_clipping_acts_or_not(
+    places: dict[str, tuple[Place, ...]],
+) -> None:
+    _compare(places)
 
 
 def test_two_ranks_have_them_too() -> None:
-    run_ranks(2, _compare, ("bf16", "accumulation"))
+    run_ranks(2, _compare, {"bf16": ((1, False), (3, True)), "accumulation": ((2, False),)})
 
 
 def test_three_ranks_whose_mean_no_power_of_two_makes_have_them_too() -> None:
-    run_ranks(3, _compare, ("bf16",))
+    run_ranks(3, _compare, {"bf16": ((2, False),)})
 
 
 class Halving(optim.Optimizer):
@@ -323,32 +340,41 @@ def _saved(engine: Any, step: int) -> None:
     engine.module_state_dict()
 
 
+#: What is done, why steps are taken again for it, and the stage where it is done by default.
+CHANGES: list[tuple[Between, str | None, int]] = [
+    (_other_rate, "options changed", 2),
+    (_other_state, None, 3),
+    (_other_state_in_place, None, 2),
+    (_other_master, None, 3),
+    (_other_gradient, None, 3),
+    (_another_backward, None, 2),
+    (_a_backward_that_fails, "interrupted", 3),
+    (_forgotten, None, 2),
+    (_saved, "interrupted", 3),
+]
+
+
 @pytest.mark.parametrize(
-    ("between", "reason"),
+    ("between", "reason", "stage"),
     [
-        (_other_rate, "options changed"),
-        (_other_state, None),
-        (_other_state_in_place, None),
-        (_other_master, None),
-        (_other_gradient, None),
-        (_another_backward, None),
-        (_a_backward_that_fails, "interrupted"),
-        (_forgotten, None),
-        (_saved, "interrupted"),
+        *CHANGES,
+        *(
+            pytest.param(between, reason, 5 - stage, marks=pytest.mark.soak("the same change at the other stage"))
+            for between, reason, stage in CHANGES
+        ),
     ],
 )
-def test_what_a_script_changes_before_the_step_counts(between: Between, reason: str | None) -> None:
+def test_what_a_script_changes_before_the_step_counts(between: Between, reason: str | None, stage: int) -> None:
     more: dict[str, Any] = {"micro": 2, "bf16": True, "gradient_clipping": 0.0}
-    for stage in (2, 3):
-        reference = make_engine(plain(stage, **more))
-        losses = train(reference, range(4), between)
-        engine = make_engine(ahead(stage, **more))
-        assert train(engine, range(4), between) == losses
-        assert_same(full_parameters(engine), full_parameters(reference))
-        for one, other in zip(states_of(engine), states_of(reference), strict=True):
-            assert torch.equal(one, other)
-        if reason is not None:
-            assert counts_of(engine).redone.keys() >= {reason}
+    reference = make_engine(plain(stage, **more))
+    losses = train(reference, range(3), between)
+    engine = make_engine(ahead(stage, **more))
+    assert train(engine, range(3), between) == losses
+    assert_same(full_parameters(engine), full_parameters(reference))
+    for one, other in zip(states_of(engine), states_of(reference), strict=True):
+        assert torch.equal(one, other)
+    if reason is not None:
+        assert counts_of(engine).redone.keys() >= {reason}
 
 
 @pytest.mark.parametrize("stage", [2, 3])

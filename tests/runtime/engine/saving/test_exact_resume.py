@@ -1,4 +1,4 @@
-"""20 steps are 10, an end, a resume and 10 more: bit for bit on the same ranks, and the same samples on others.
+"""12 steps are 6, an end, a resume and 6 more: bit for bit on the same ranks, and the same samples on others.
 
 Workers of loaders, and processes that are killed, are tests/e2e/test_resume_exact.py's.
 
@@ -22,7 +22,9 @@ from support.models import CONTEXT, VOCAB, TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import accumulated_gradients, config, full_parameters, make_engine
 
-SAMPLES = 37
+SAMPLES = 23
+#: Steps before the end, and after it: an epoch ends in both.
+HALF = 6
 PRECISIONS: dict[str, dict[str, Any]] = {
     "fp32": {},
     "bf16": {"bf16": True},
@@ -108,9 +110,9 @@ def state_of(engine: Any) -> dict[str, Any]:
 def _first_half(
     folder: str, stop_in: int, more: int, arguments: dict[str, Any]
 ) -> tuple[list[Step], list[Step], dict[str, Any]]:
-    """10 steps and `stop_in` micro steps, a checkpoint, and the rest of 20: this is the undisturbed run too."""
+    """Steps and `stop_in` micro steps, a checkpoint, and the rest: this is the undisturbed run too."""
     engine = make(**arguments)
-    before = take(engine, 10, stop_in=stop_in)
+    before = take(engine, HALF, stop_in=stop_in)
     engine.save_checkpoint(folder)
     after = take(engine, more)
     if stop_in:
@@ -140,13 +142,13 @@ def test_a_resumed_run_is_the_undisturbed_one_bit_for_bit(
         "micro": 2,
         "dropout": 0.2,
     }
-    undisturbed = run_ranks(2, _first_half, str(tmp_path), stop_in, 10, arguments)
-    resumed = run_ranks(2, _second_half, str(tmp_path), 10, arguments)
+    undisturbed = run_ranks(2, _first_half, str(tmp_path), stop_in, HALF, arguments)
+    resumed = run_ranks(2, _second_half, str(tmp_path), HALF, arguments)
     for (_, after, end), (found, state) in zip(undisturbed, resumed, strict=True):
         assert found == after
         assert state == end
     steps, _, skipped, micro_steps = undisturbed[0][2]["counters"]
-    assert (steps, micro_steps) == (20, 20 * accumulation)
+    assert (steps, micro_steps) == (2 * HALF, 2 * HALF * accumulation)
     assert (skipped > 0) == (precision == "fp16"), "there is something of the scaler's to resume"
     draws = [end["draws"] for _, _, end in undisturbed]
     assert draws[0][2] != draws[1][2], "each rank has had a generator of its own"
@@ -166,9 +168,9 @@ def test_other_ranks_go_on_with_the_same_global_batches_over_the_ends_of_epochs(
     tmp_path: Any, size: int, micro: int, accumulation: int
 ) -> None:
     arguments = {"stage": 2, "precision": "fp32", "dropout": 0.2}
-    before = run_ranks(2, _first_half, str(tmp_path), 0, 10, {**arguments, "micro": 3, "accumulation": 2})
+    before = run_ranks(2, _first_half, str(tmp_path), 0, HALF, {**arguments, "micro": 3, "accumulation": 2})
     other = {**arguments, "micro": micro, "accumulation": accumulation}
-    resumed = run_ranks(size, _second_half, str(tmp_path), 10, other)
+    resumed = run_ranks(size, _second_half, str(tmp_path), HALF, other)
     batches = together([steps for steps, _ in resumed], micro)
     assert batches == together([after for _, after, _ in before], 3)
     assert all(len(batch) == 12 for batch in batches)
