@@ -17,7 +17,7 @@ from dsrun.config.text.yaml_parser import parse_yaml
 from dsrun.errors import ConfigError
 
 QUICK = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-#: For whole configs, of which an example takes a tenth of a second.
+#: For whole configs, which take longer each.
 FEWER = settings(QUICK, max_examples=80)
 
 KEYS = [key for key in all_keys() if not key.types]
