@@ -45,7 +45,7 @@ def train(stage, optimizer=ADAMW, **more):
     }
     engine, *_ = dsrun.initialize(model=model, config=config)
     losses = []
-    for step in range(3):
+    for step in range(5):  # the rate is 0 in the first two steps, and a loss shows the updates before it
         x = torch.randn(2, 8, generator=torch.Generator().manual_seed(step)).to(next(model.parameters()).dtype)
         loss = engine(x).square().mean()
         engine.backward(loss)
