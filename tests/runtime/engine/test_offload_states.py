@@ -19,6 +19,8 @@ from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
 
 STAGES = (0, 1, 2, 3)
+#: States leave after each, in turns so that the script waits and does not.
+STEPS = 4
 
 
 class OffloadStateTypeEnum(str, Enum):
@@ -39,11 +41,11 @@ def _interrupted(stage: int, bf16: bool, optimizer: str) -> None:
     settings = config(stage, micro=2, bf16=bf16, optimizer=optimizer)
     plain = make_engine(settings)
     samples = 2 * plain.world_size
-    losses = train(plain, range(6), samples=samples)
+    losses = train(plain, range(STEPS), samples=samples)
     engine = make_engine(settings)
     inputs, _ = batches(9, samples=2)
     found: list[float] = []
-    for step in range(6):
+    for step in range(STEPS):
         found += train(engine, range(step, step + 1), samples=samples)
         with torch.no_grad():
             before = engine(inputs).clone()
@@ -62,9 +64,25 @@ def _interrupted(stage: int, bf16: bool, optimizer: str) -> None:
         assert torch.equal(value, expected[name]), name
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_training_goes_on_with_the_same_bits(stage: int) -> None:
-    for bf16, optimizer in ((True, "AdamW"), (False, "AdamW"), (True, "Lion")):
+#: bf16 and optimizer.
+KINDS = [(True, "AdamW"), (False, "AdamW"), (True, "Lion")]
+
+
+@pytest.mark.parametrize(
+    ("stage", "kinds"),
+    [
+        pytest.param(0, KINDS[:1], id="0"),
+        pytest.param(1, KINDS[1:2], id="1"),
+        pytest.param(2, KINDS[2:], id="2"),
+        pytest.param(3, KINDS[:2], id="3"),
+        *(
+            pytest.param(stage, KINDS, id=f"{stage}-all", marks=pytest.mark.soak("each stage with a kind, in turn"))
+            for stage in STAGES
+        ),
+    ],
+)
+def test_training_goes_on_with_the_same_bits(stage: int, kinds: list[tuple[bool, str]]) -> None:
+    for bf16, optimizer in kinds:
         _interrupted(stage, bf16, optimizer)
 
 

@@ -45,7 +45,20 @@ DEALS: dict[str, tuple[int, Deal]] = {
     "up.bias": (0, Deal()),
     "down.weight": (1, Deal()),
 }
-SIZES = pytest.mark.parametrize(("size", "width"), [(2, 2), (4, 2), (3, 3)])
+#: Stages, ranks, and how many of these cut parameters: each stage and each size by default.
+SOME = [(0, 2, 2), (1, 4, 2), (2, 3, 3), (3, 4, 2)]
+PLACES = pytest.mark.parametrize(
+    ("stage", "size", "width"),
+    [
+        *SOME,
+        *(
+            pytest.param(stage, *size, marks=pytest.mark.soak("each stage with one size, and each size"))
+            for stage in range(4)
+            for size in ((2, 2), (4, 2), (3, 3))
+            if (stage, *size) not in SOME
+        ),
+    ],
+)
 STAGES = pytest.mark.parametrize("stage", [0, 1, 2, 3])
 
 
@@ -135,8 +148,7 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], *, dtype
         assert torch.equal(found[name], wanted), name
 
 
-@STAGES
-@SIZES
+@PLACES
 def test_a_state_dict_has_whole_tensors_on_the_ranks_that_ask(
     second: Callable[[int], None], stage: int, size: int, width: int
 ) -> None:
@@ -155,13 +167,15 @@ def test_a_state_dict_has_whole_tensors_on_the_ranks_that_ask(
     assert found[1:] == [None] * (size - 1)
 
 
-@STAGES
-@SIZES
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "swapped", [False, pytest.param(True, marks=pytest.mark.soak("each place with one of two dtypes"))]
+)
+@PLACES
 def test_files_for_other_programs_have_whole_tensors(
-    second: Callable[[int], None], tmp_path: Path, stage: int, size: int, width: int, dtype: torch.dtype
+    second: Callable[[int], None], tmp_path: Path, *, stage: int, size: int, width: int, swapped: bool
 ) -> None:
     second(width)
+    dtype = torch.float32 if (stage // 2 % 2 == 0) != swapped else torch.bfloat16
 
     def body(engine: Any, rank: int) -> None:
         engine.save_16bit_model(tmp_path, "model.bin")
@@ -178,8 +192,7 @@ def test_files_for_other_programs_have_whole_tensors(
         assert_equal(dict(sorted(found.items())), dict(sorted(expected.items())), dtype=dtype)
 
 
-@STAGES
-@SIZES
+@PLACES
 def test_of_a_whole_dict_each_rank_takes_its_parts(
     second: Callable[[int], None], stage: int, size: int, width: int
 ) -> None:
@@ -296,8 +309,7 @@ def test_one_parameter_at_a_time_is_whole_on_the_device(
     assert max(most) <= 2, "on each of two ranks the one before, until the loop goes on"
 
 
-@STAGES
-@SIZES
+@PLACES
 def test_checkpoints_of_parts_export_whole_tensors(
     second: Callable[[int], None], tmp_path: Path, stage: int, size: int, width: int
 ) -> None:
@@ -354,8 +366,18 @@ def test_stages_of_a_cut_model_come_together(second: Callable[[int], None], tmp_
         assert_equal(after, {name: -value for name, value in expected.items()})
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(("stage", "size"), [(0, 2), (1, 4), (3, 4)])
+@pytest.mark.parametrize(
+    ("stage", "size", "tied"),
+    [
+        (0, 2, True),
+        (1, 4, False),
+        (3, 4, True),
+        *(
+            pytest.param(*case, marks=pytest.mark.soak("each stage with tied weights or without"))
+            for case in ((0, 2, False), (1, 4, True), (3, 4, False))
+        ),
+    ],
+)
 def test_a_model_of_hugging_face_comes_out_as_it_went_in(tmp_path: Path, *, stage: int, size: int, tied: bool) -> None:
     """Cut by its own plan: a file for transformers, and a dict of transformers', with tied weights and without."""
     from transformers import LlamaConfig, LlamaForCausalLM

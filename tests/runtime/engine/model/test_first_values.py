@@ -73,8 +73,18 @@ def _assert_begun_as(found: list[dict[str, Tensor]], one: dict[str, Tensor]) -> 
         assert of_all <= values.keys(), rank
 
 
-@pytest.mark.parametrize("how", ["plain", "slices", "meta"])
-@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
+@pytest.mark.parametrize(
+    ("tied", "how"),
+    [
+        (False, "plain"),
+        (True, "slices"),
+        (True, "meta"),
+        *(
+            pytest.param(tied, how, marks=pytest.mark.soak("each way with tied weights or without"))
+            for tied, how in ((True, "plain"), (False, "slices"), (False, "meta"))
+        ),
+    ],
+)
 def test_stages_begin_as_one_rank_does_with_the_seed_of_rank_0(how: str, tied: bool) -> None:
     zero = 3 if how == "slices" else 1
     (one,) = run_ranks(1, _begun, Case(zero=zero, tied=tied), how)
@@ -82,8 +92,18 @@ def test_stages_begin_as_one_rank_does_with_the_seed_of_rank_0(how: str, tied: b
     _assert_begun_as(run_ranks(4, _begun, case, how), one)
 
 
-@pytest.mark.parametrize("zero", [1, 3])
-@pytest.mark.parametrize("how", ["plain", "slices", "meta"])
+@pytest.mark.parametrize(
+    ("how", "zero"),
+    [
+        ("plain", 1),
+        ("slices", 3),
+        ("meta", 3),
+        *(
+            pytest.param(how, zero, marks=pytest.mark.soak("each way at one of the stages"))
+            for how, zero in (("plain", 3), ("slices", 1), ("meta", 1))
+        ),
+    ],
+)
 def test_a_frozen_weight_that_both_ends_use_begins_on_both_as_on_one_rank(how: str, zero: int) -> None:
     frozen = ["embedding.weight"]
     (one,) = run_ranks(1, _begun, Case(zero=zero, tied=True), how, frozen)

@@ -172,7 +172,20 @@ def cases(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize(("size", "left_out"), [(1, {"stage1-bf16", "stage3-frozen", "host3"}), (2, set())])
+@pytest.mark.parametrize(
+    ("size", "left_out"),
+    [
+        pytest.param(1, {"stage1-bf16", "stage3-frozen", "host3", "drive"}, id="1"),
+        pytest.param(2, {"stage0", "stage2-lamb", "host", "drive-at-once"}, id="2"),
+        pytest.param(
+            1,
+            {"stage1-bf16", "stage3-frozen", "host3"},
+            id="1-all",
+            marks=pytest.mark.soak("one of 1 and 2 ranks each"),
+        ),
+        pytest.param(2, set[str](), id="2-all", marks=pytest.mark.soak("one of 1 and 2 ranks each")),
+    ],
+)
 def test_a_checkpoint_holds_the_moment_of_its_save_though_its_copy_comes_later(
     tmp_path: Path, size: int, left_out: set[str]
 ) -> None:
