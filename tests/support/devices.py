@@ -19,7 +19,7 @@ def on_devices(
         cases: values, or tuples of them.
         on_gpu: the cases that differ there in what they use.
         soak: the cases that are left out on the CPU by default.
-        stands: what stands for these.
+        stands: reason of the mark, which says what stands for these.
 
     Raises:
         ValueError: a case of `on_gpu` or `soak` is none of the cases.
