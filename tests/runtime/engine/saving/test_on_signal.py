@@ -19,6 +19,9 @@ from support.inside_engine import saver_of
 from support.ranks import run_ranks
 from support.training import config, full_parameters, make_engine, train
 
+#: Two after the last one that any rank takes before it is stopped.
+STEPS = 6
+
 
 def _train_until_signalled(
     folder: str, stage: int, accumulation: int, by_config: bool, at: dict[int, int]
@@ -43,7 +46,7 @@ def _train_until_signalled(
     engine.module.forward = signalled
 
     def to_the_end() -> None:
-        for step in range(8):
+        for step in range(STEPS):
             losses.extend(train(engine, range(step, step + 1), samples=samples))
 
     with pytest.raises(SystemExit) as ended:
@@ -60,14 +63,14 @@ def _resume(folder: str, stage: int, accumulation: int) -> tuple[Any, list[float
     first = engine.global_steps
     return (
         client_state,
-        train(engine, range(first, 8), samples=accumulation * engine.world_size),
+        train(engine, range(first, STEPS), samples=accumulation * engine.world_size),
         full_parameters(engine),
     )
 
 
 def _undisturbed(stage: int, accumulation: int) -> tuple[list[float], dict[str, Any]]:
     engine = make_engine(config(stage, micro=1, accumulation=accumulation))
-    return train(engine, range(8), samples=accumulation * engine.world_size), full_parameters(engine)
+    return train(engine, range(STEPS), samples=accumulation * engine.world_size), full_parameters(engine)
 
 
 @pytest.mark.parametrize(
