@@ -55,6 +55,7 @@ def run(folder: Path, *words: str) -> Result:
     )
 
 
+@pytest.mark.timeout(600)
 def test_ranks_train_with_the_sizes_that_the_launch_has_planned(tmp_path: Path) -> None:
     """Of a model whose states fit here once and not twice, two ranks share the layers; the script's own fits twice."""
     pytest.importorskip("transformers", reason="transformers is not installed; pip install -e '.[test-zoo]'")

@@ -26,7 +26,7 @@ def core_seconds(act: Callable[[], Any], *, tries: int = 3) -> float:
     """Returns the least processor seconds of a call in this process; see [Note: seconds of a core].
 
     Args:
-        act: what is measured; its result is left alone.
+        act: function that is measured; its result is left alone.
         tries: calls of it.
     """
 
