@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import pytest
 
+from .marks import reason_of
+
 MARKER = "soak"
 OPTION = "--soak"
 
@@ -26,10 +28,8 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     left: list[pytest.Item] = []
     kept: list[pytest.Item] = []
     for item in items:
-        marker = item.get_closest_marker(MARKER)
-        if marker is not None and len(marker.args) != 1:
-            raise pytest.UsageError(f"{item.nodeid}: `{MARKER}` wants one reason, like {MARKER}('three of 144 pairs')")
-        (kept if marker is None or config.getoption(OPTION) else left).append(item)
+        reason = reason_of(item, MARKER, example="three of 144 pairs")
+        (kept if reason is None or config.getoption(OPTION) else left).append(item)
     if left:
         items[:] = kept
         config.hook.pytest_deselected(items=left)

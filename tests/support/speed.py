@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from .marks import reason_of
+
 MARKER = "depends_on_speed"
 OPTION = "--failed-for-speed"
 #: More failures than this are no chance, and run no second time: each takes minutes at the most, one after the other.
@@ -52,12 +54,9 @@ def note_reasons(items: list[pytest.Item]) -> None:
         pytest.UsageError: a marker without a reason.
     """
     for item in items:
-        marker = item.get_closest_marker(MARKER)
-        if marker is None:
-            continue
-        if len(marker.args) != 1:
-            raise pytest.UsageError(f"{item.nodeid}: `{MARKER}` wants one reason, like {MARKER}('a bound of 5 s')")
-        item.user_properties.append((MARKER, marker.args[0]))
+        reason = reason_of(item, MARKER, example="a bound of 5 s")
+        if reason is not None:
+            item.user_properties.append((MARKER, reason))
 
 
 class _FirstRun:
