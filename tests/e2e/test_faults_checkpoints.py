@@ -13,7 +13,7 @@ import pytest
 from dsrun.checkpoint_files.folder.verify import verify
 from dsrun.checkpoint_files.parse import read_index
 from dsrun.checkpoint_files.storage.tags import complete_tags, latest_tag
-from support.faults import HARD_LIMIT_S, Ended, launched
+from support.faults import HARD_LIMIT_S, launched
 from support.many_hosts import launched_on_hosts
 from support.namespaces import hosts, why_no_hosts
 
@@ -63,6 +63,14 @@ def test_C3_C19_a_rank_killed_while_its_checkpoint_is_written_leaves_the_ones_be
     assert latest_tag(tmp_path / "checkpoints") == tags[-1]
 
 
+def test_C19_the_end_of_a_script_waits_for_its_last_checkpoint(tmp_path: Path) -> None:
+    with launched(tmp_path, PROGRAM.replace("THEN", "pass"), "-n", "2", words=[str(tmp_path / "checkpoints")]) as job:
+        ended = job.end()
+    assert ended.exit_code == 0, ended.text
+    assert whole_tags(tmp_path / "checkpoints") == [f"global_step{step}" for step in range(1, 7)]
+    assert len([line for line in ended.out if "saved" in line]) == 6
+
+
 def test_C6_a_last_checkpoint_that_failed_is_an_exit_code(tmp_path: Path) -> None:
     # The limit comes before the last save; nothing asks for what became of it.
     program = PROGRAM.replace("THEN", "if step == 5: engine.wait_for_checkpoint(); rank == 0 and fill_disk()")
@@ -79,12 +87,7 @@ def test_C6_a_last_checkpoint_that_failed_is_an_exit_code(tmp_path: Path) -> Non
     assert not (tmp_path / "checkpoints" / "global_step6").exists()
 
 
-@pytest.fixture(scope="module")
-def failed_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
-    """A run that saves after steps 2, 3 and 6, of which the second one fails and the last one is the script's last
-    act; and its folder of checkpoints.
-    """
-    folder = tmp_path_factory.mktemp("failed_once")
+def test_C6_training_goes_on_after_a_checkpoint_that_failed(tmp_path: Path) -> None:
     program = PROGRAM.replace("THEN", "if step == 2: engine.wait_for_checkpoint(); rank == 1 and fill_disk()").replace(
         "    engine.save_checkpoint(sys.argv[1])",
         """    if step in (2, 3, 6):
@@ -97,24 +100,12 @@ def failed_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
         for child in psutil.Process().children():
             resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))""",
     )
-    with launched(folder, program, "-n", "2", words=[str(folder / "checkpoints")]) as job:
+    with launched(tmp_path, program, "-n", "2", words=[str(tmp_path / "checkpoints")]) as job:
         ended = job.end()
-    return ended, folder / "checkpoints"
-
-
-def test_C6_training_goes_on_after_a_checkpoint_that_failed(failed_once: tuple[Ended, Path]) -> None:
-    ended, checkpoints = failed_once
     assert ended.exit_code == 0, ended.text
     said = re.compile("met .*rank 1: .*rank-00001-.*: cannot be written: File too large")
     assert len([line for line in ended.out if said.search(line)]) == 2
-    assert whole_tags(checkpoints) == ["global_step2", "global_step6"]
-
-
-def test_C19_the_end_of_a_script_waits_for_its_last_checkpoint(failed_once: tuple[Ended, Path]) -> None:
-    ended, checkpoints = failed_once
-    assert ended.exit_code == 0, ended.text
-    assert whole_tags(checkpoints)[-1] == latest_tag(checkpoints) == "global_step6"
-    assert len([line for line in ended.out if "] saved " in line]) == 2
+    assert whole_tags(tmp_path / "checkpoints") == ["global_step2", "global_step6"]
 
 
 #: Every block that rank 0 writes takes 6 s, longer in all than a rank may be silent; 72 MiB a rank.

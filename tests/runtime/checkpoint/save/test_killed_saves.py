@@ -14,5 +14,5 @@ from support.killed_saves import kill_while_saving
 def test_a_save_killed_at_a_random_moment_leaves_the_old_or_the_new(
     tmp_path: Path, repeated: bool, asynchronous: bool
 ) -> None:
-    for number in range(3 if asynchronous else 2):  # beside training there are writers to be killed too
+    for number in range(3):
         kill_while_saving(tmp_path / str(number), seed=f"{number}", repeated=repeated, asynchronous=asynchronous)
