@@ -36,6 +36,20 @@ def covering(*axes: Mapping[str, Any], together: int = 2) -> list[Any]:
     ]
 
 
+def with_all(some: Mapping[str, tuple[int, ...]], every: tuple[int, ...]) -> list[Any]:
+    """Returns cases for `parametrize` that go through some values by default, and for `--soak` through all of them.
+
+    Args:
+        some: values, such as stages, that each case has by default, by its name.
+        every: all values.
+    """
+    mark = pytest.mark.soak("the same case with some of the values, and each value in other cases")
+    return [
+        *(pytest.param(case, values, id=case) for case, values in some.items()),
+        *(pytest.param(case, every, id=f"{case}-all", marks=mark) for case, values in some.items() if values != every),
+    ]
+
+
 def _few(cases: list[tuple[str, ...]], together: int) -> set[tuple[str, ...]]:
     """Takes the case with the most new combinations, again and again; of several, the one whose values met least."""
     kept: set[tuple[str, ...]] = set()

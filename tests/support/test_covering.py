@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import combinations, product
 from typing import Any
 
-from support.covering import covering
+from support.covering import covering, with_all
 
 SCHEDULES = {"1f1b": 1, "gpipe": 2, "zbv": 3}
 DTYPES = {"fp32": 32, "bf16": 16}
@@ -37,6 +37,16 @@ def test_each_value_alone_has_fewer_cases_in_which_the_others_meet_evenly() -> N
     kept = of_default(covering(orders, DTYPES, TIED, together=1))
     assert [case[0] for case in kept] == [*range(8)]
     assert Counter(case[1:] for case in kept) == dict.fromkeys(product(DTYPES.values(), TIED.values()), 2)
+
+
+def test_some_values_of_a_case_run_by_default_and_all_of_them_besides() -> None:
+    cases = with_all({"fp32": (1,), "bf16": (1, 2)}, (1, 2))
+    assert [(case.id, case.values) for case in cases] == [
+        ("fp32", ("fp32", (1,))),
+        ("bf16", ("bf16", (1, 2))),
+        ("fp32-all", ("fp32", (1, 2))),
+    ]
+    assert of_default(cases) == [("fp32", (1,)), ("bf16", (1, 2))]
 
 
 def test_left_out_cases_say_what_stands_for_them() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import dsrun
+from support.covering import with_all
 from support.inside_engine import deferred_update_of, predicted_bytes, predicted_host_bytes, store_of, units_of
 from support.models import loss_of
 from support.ranks import run_ranks
@@ -85,18 +86,9 @@ def _check_bytes(engine: Any, case: dict[str, Any]) -> None:
 STEPS = 4
 
 
-def with_all_stages(some: dict[str, tuple[int, ...]]) -> list[Any]:
-    """Cases with some stages by default, and with all of them besides."""
-    whole = pytest.mark.soak("the same case at one or two stages, and each stage in other cases")
-    return [
-        *(pytest.param(case, stages, id=case) for case, stages in some.items()),
-        *(pytest.param(case, STAGES, id=f"{case}-all", marks=whole) for case in some),
-    ]
-
-
 @pytest.mark.parametrize(
     ("case", "stages"),
-    with_all_stages(
+    with_all(
         {
             "fp32": (1,),
             "bf16": (2,),
@@ -105,25 +97,27 @@ def with_all_stages(some: dict[str, tuple[int, ...]]) -> list[Any]:
             "fp16": (2,),
             "lion": (1,),
             "rmsprop": (2,),
-        }
+        },
+        STAGES,
     ),
 )
 def test_one_rank_has_the_bits_of_a_step_on_the_device(case: str, stages: tuple[int, ...]) -> None:
     _compare(CASES[case], stages, STEPS)
 
 
-@pytest.mark.parametrize(("case", "stages"), with_all_stages({"fp32": (3,), "bf16": (1, 3), "accumulation": (2,)}))
+@pytest.mark.parametrize(("case", "stages"), with_all({"fp32": (3,), "bf16": (1, 3), "accumulation": (2,)}, STAGES))
 def test_two_ranks_have_the_bits_of_a_step_on_the_device(case: str, stages: tuple[int, ...]) -> None:
     run_ranks(2, _compare, CASES[case], stages, STEPS)
 
 
-def test_three_ranks_have_the_bits_of_a_step_on_the_device() -> None:
-    run_ranks(3, _compare, CASES["bf16"], (2,), 3)
+@pytest.mark.parametrize(("case", "stages"), with_all({"bf16": (2,)}, (2, 3)))
+def test_three_ranks_have_the_bits_of_a_step_on_the_device(case: str, stages: tuple[int, ...]) -> None:
+    run_ranks(3, _compare, CASES[case], stages, 3)
 
 
-@pytest.mark.parametrize(("case", "stage"), [("bf16", 3), ("fp32", 1)])
-def test_the_others_may_be_on_a_disk(case: str, stage: int, tmp_path: Any) -> None:
-    _compare(CASES[case], (stage,), STEPS, tmp_path)
+@pytest.mark.parametrize(("case", "stages"), with_all({"bf16": (3,), "fp32": (1,)}, (1, 3)))
+def test_the_others_may_be_on_a_disk(case: str, stages: tuple[int, ...], tmp_path: Any) -> None:
+    _compare(CASES[case], stages, STEPS, tmp_path)
 
 
 # State that others read and write -------------------------------------------------------------------------------------
@@ -245,9 +239,9 @@ def _filled(case: dict[str, Any], stages: tuple[int, ...], rooms: tuple[int, ...
             assert counts[-1] == 0
 
 
-@pytest.mark.parametrize(("case", "stage"), [("bf16", 3), ("accumulation-fp32", 2)])
-def test_the_device_is_filled_as_far_as_it_has_room(case: str, stage: int) -> None:
-    _filled(CASES[case], (stage,), (900_000, 1_300_000))
+@pytest.mark.parametrize(("case", "stages"), with_all({"bf16": (3,), "accumulation-fp32": (2,)}, (2, 3)))
+def test_the_device_is_filled_as_far_as_it_has_room(case: str, stages: tuple[int, ...]) -> None:
+    _filled(CASES[case], stages, (900_000, 1_300_000))
 
 
 def test_two_ranks_fill_their_devices_alike() -> None:
@@ -335,8 +329,9 @@ def test_units_come_to_the_device_with_their_bits(
     _coming(CASES[case], stages, str(tmp_path), rooms)
 
 
-def test_units_of_two_ranks_come_to_their_devices_alike(tmp_path: Any) -> None:
-    run_ranks(2, _coming, CASES["bf16"], (1,), str(tmp_path), ROOMS[:1])
+@pytest.mark.parametrize("rooms", [ROOMS[:1], pytest.param(ROOMS[1:], marks=pytest.mark.soak("room for some units"))])
+def test_units_of_two_ranks_come_to_their_devices_alike(rooms: tuple[int, ...], tmp_path: Any) -> None:
+    run_ranks(2, _coming, CASES["bf16"], (1,), str(tmp_path), rooms)
 
 
 def test_what_was_observed_is_told(capsys: pytest.CaptureFixture[str]) -> None:

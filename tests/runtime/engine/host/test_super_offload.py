@@ -207,12 +207,23 @@ def test_one_rank_has_the_bits_of_a_step_on_the_device_whether_clipping_acts_or_
     _compare(places)
 
 
-def test_two_ranks_have_them_too() -> None:
-    run_ranks(2, _compare, {"bf16": ((1, False), (3, True)), "accumulation": ((2, False),)})
+_ELSEWHERE = pytest.mark.soak("other places, which one rank has too")
 
 
-def test_three_ranks_whose_mean_no_power_of_two_makes_have_them_too() -> None:
-    run_ranks(3, _compare, {"bf16": ((2, False),)})
+@pytest.mark.parametrize(
+    "places",
+    [
+        pytest.param({"bf16": ((1, False), (3, True)), "accumulation": ((2, False),)}, id="some"),
+        pytest.param({"bf16": ((2, False),), "accumulation": ((1, False), (3, False))}, id="more", marks=_ELSEWHERE),
+    ],
+)
+def test_two_ranks_have_them_too(places: dict[str, tuple[Place, ...]]) -> None:
+    run_ranks(2, _compare, places)
+
+
+@pytest.mark.parametrize("places", [pytest.param((2,), id="some"), pytest.param((1, 3), id="more", marks=_ELSEWHERE)])
+def test_three_ranks_whose_mean_no_power_of_two_makes_have_them_too(places: tuple[int, ...]) -> None:
+    run_ranks(3, _compare, {"bf16": tuple((stage, stage == 3) for stage in places)})
 
 
 class Halving(optim.Optimizer):

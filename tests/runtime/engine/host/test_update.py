@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor, nn, optim
 import dsrun
 from dsrun.errors import ConfigError, ModelError
 from dsrun.runtime.optim.algorithms.lamb import Lamb
+from support.covering import with_all
 from support.devices import on_devices
 from support.inside_engine import predicted_bytes, store_of, units_of
 from support.models import TinyGPT, loss_of
@@ -78,22 +80,9 @@ CASES: dict[str, dict[str, Any]] = {
 STEPS = 5
 
 
-def with_all_stages(some: dict[str, tuple[int, ...]]) -> list[Any]:
-    """Cases with some stages by default, and with all of them besides."""
-    whole = pytest.mark.soak("the same case at one or two stages, and each stage in other cases")
-    return [
-        *(pytest.param(case, stages, id=case) for case, stages in some.items()),
-        *(
-            pytest.param(case, STAGES, id=f"{case}-all", marks=whole)
-            for case, stages in some.items()
-            if stages != STAGES
-        ),
-    ]
-
-
 @pytest.mark.parametrize(
     ("case", "stages"),
-    with_all_stages(
+    with_all(
         {
             "fp32": (1, 3),
             "bf16": (2, 3),
@@ -103,7 +92,8 @@ def with_all_stages(some: dict[str, tuple[int, ...]]) -> list[Any]:
             "divided-before": (1,),
             "momentum": (3,),
             "fp16": (3,),
-        }
+        },
+        STAGES,
     ),
 )
 def test_one_rank_has_the_bits_of_a_step_on_the_device(case: str, stages: tuple[int, ...]) -> None:
@@ -112,15 +102,15 @@ def test_one_rank_has_the_bits_of_a_step_on_the_device(case: str, stages: tuple[
 
 @pytest.mark.parametrize(
     ("case", "stages"),
-    with_all_stages({"fp32": (2,), "bf16": (1, 3), "accumulation": (2, 3), "wide-wire": (3,), "divided-before": (2,)}),
+    with_all({"fp32": (2,), "bf16": (1, 3), "accumulation": (2, 3), "wide-wire": (3,), "divided-before": (2,)}, STAGES),
 )
 def test_two_ranks_have_the_bits_of_a_step_on_the_device(case: str, stages: tuple[int, ...]) -> None:
     run_ranks(2, _compare, CASES[case], stages, STEPS)
 
 
-@pytest.mark.parametrize("case", ["bf16", "accumulation"])
-def test_three_ranks_whose_mean_no_power_of_two_makes_have_the_same_bits(case: str) -> None:
-    run_ranks(3, _compare, CASES[case], (1,) if case == "bf16" else (3,), 3)
+@pytest.mark.parametrize(("case", "stages"), with_all({"bf16": (1,), "accumulation": (3,)}, (1, 3)))
+def test_three_ranks_whose_mean_no_power_of_two_makes_have_the_same_bits(case: str, stages: tuple[int, ...]) -> None:
+    run_ranks(3, _compare, CASES[case], stages, 3)
 
 
 def test_steps_that_overflow_are_left_out_alike() -> None:
@@ -280,8 +270,8 @@ def _held(case: dict[str, Any], stages: tuple[int, ...], both: bool) -> None:
 
 @pytest.mark.parametrize(
     ("case", "stages"),
-    with_all_stages(
-        {"fp32": (1, 3), "bf16": STAGES, "accumulation": (2, 3), "wide-wire": (2,), "divided-before": (1,)}
+    with_all(
+        {"fp32": (1, 3), "bf16": STAGES, "accumulation": (2, 3), "wide-wire": (2,), "divided-before": (1,)}, STAGES
     ),
 )
 def test_host_memory_is_as_large_as_predicted_to_the_byte(case: str, stages: tuple[int, ...]) -> None:
@@ -479,11 +469,20 @@ def _trained_on(stream: Any, settings: dict[str, Any]) -> Weights:
     return weights
 
 
+#: Stage, accumulation steps, and whether the optimizer steps ahead.
+ON_STREAMS = [(1, 1, True), (3, 2, False), (3, 2, True)]
+OTHERS_ON_STREAMS = [case for case in product([1, 3], [1, 2], [False, True]) if case not in ON_STREAMS]
+
+
 @pytest.mark.gpu_seconds(1.5)
 @pytest.mark.parametrize(
     ("device", "stage", "accumulation", "ahead"),
-    # The CPU has one stream: what can go wrong there is what a script says.
-    on_devices([(1, 1, True), (3, 2, False), (3, 2, True)], on_gpu=[(3, 2, True)]),
+    on_devices(
+        [*ON_STREAMS, *OTHERS_ON_STREAMS],
+        on_gpu=[(3, 2, True)],
+        soak=OTHERS_ON_STREAMS,
+        stands="three of these, for the CPU has one stream",
+    ),
     indirect=["device"],
 )
 def test_a_script_may_train_on_a_stream_of_its_own(

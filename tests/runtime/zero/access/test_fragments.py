@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -121,10 +122,19 @@ def _after_steps(stage: int, bf16: bool, stands_for_deepspeed: bool) -> list[Any
     return found
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-def test_scripts_for_deepspeed_find_the_gradient_of_the_last_step_until_the_next_backward(bf16: bool) -> None:
-    stages = [run_ranks(2, _after_steps, stage, bf16, True)[1] for stage in (range(4) if bf16 else (0, 3))]
-    for *steps, fresh, forgotten in stages:
+@pytest.mark.parametrize(
+    ("bf16", "stages"),
+    [
+        (False, (0, 3)),
+        (True, range(4)),
+        pytest.param(False, range(4), marks=pytest.mark.soak("all stages in bf16, and two of them")),
+    ],
+)
+def test_scripts_for_deepspeed_find_the_gradient_of_the_last_step_until_the_next_backward(
+    bf16: bool, stages: Sequence[int]
+) -> None:
+    of_stages = [run_ranks(2, _after_steps, stage, bf16, True)[1] for stage in stages]
+    for *steps, fresh, forgotten in of_stages:
         for norm, before, after in steps:
             assert norm > 0.7  # so it is clipped
             for name in NAMES:
@@ -133,7 +143,7 @@ def test_scripts_for_deepspeed_find_the_gradient_of_the_last_step_until_the_next
         assert not torch.equal(fresh["head.weight"], steps[-1][2]["head.weight"])
         assert all(gradient is None for gradient in forgotten.values())
     for name in NAMES:
-        assert all(torch.equal(found[1][2][name], stages[0][1][2][name]) for found in stages)
+        assert all(torch.equal(found[1][2][name], of_stages[0][1][2][name]) for found in of_stages)
 
 
 def test_other_scripts_find_no_gradient_after_a_step() -> None:

@@ -133,8 +133,18 @@ def _write(stage: int, bf16: bool) -> tuple[bool, bool, list[float], dict[str, T
     return same(masters, before), visible, losses, full_parameters(engine)
 
 
+_SOME = pytest.mark.soak("stages 0 and 3, and in bf16 stage 2")
+
+
 @pytest.mark.parametrize(
-    ("world_size", "bf16", "stages"), [(1, True, STAGES), (3, False, (0, 3)), (3, True, (0, 2, 3))]
+    ("world_size", "bf16", "stages"),
+    [
+        (1, True, STAGES),
+        (3, False, (0, 3)),
+        (3, True, (0, 2, 3)),
+        pytest.param(3, False, STAGES, marks=_SOME),
+        pytest.param(3, True, STAGES, marks=_SOME),
+    ],
 )
 def test_one_ranks_values_reach_the_masters_and_the_rest_keeps_its_bits(
     world_size: int, bf16: bool, stages: tuple[int, ...]
@@ -450,11 +460,21 @@ def _load_outside(stage: int, bf16: bool, offload: bool) -> tuple[bool, list[flo
     return exact, train(engine, range(2, 4), samples=4)
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-def test_masters_take_all_digits_of_a_state_dict(bf16: bool) -> None:
+#: Stages, and whether the optimizer is in host memory.
+_WAYS = ((0, False), (1, False), (2, False), (2, True))
+
+
+@pytest.mark.parametrize(
+    ("bf16", "ways"),
+    [
+        (False, (_WAYS[0], _WAYS[3])),
+        (True, _WAYS),
+        pytest.param(False, _WAYS, marks=pytest.mark.soak("all ways in bf16, and two of them")),
+    ],
+)
+def test_masters_take_all_digits_of_a_state_dict(bf16: bool, ways: tuple[tuple[int, bool], ...]) -> None:
     losses: list[list[float]] = []
-    ways = ((0, False), (1, False), (2, False), (2, True))
-    for stage, offload in ways if bf16 else (ways[0], ways[3]):
+    for stage, offload in ways:
         for exact, found in run_ranks(2, _load_outside, stage, bf16, offload):
             assert exact, f"stage {stage}"
             losses.append(found)

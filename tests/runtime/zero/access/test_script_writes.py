@@ -305,8 +305,18 @@ def _perturbed(model: nn.Module, step: int) -> Callable[[], None]:
     return restore
 
 
-@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-def test_weights_that_are_put_back_before_the_step_leave_masters_their_bits(bf16: bool, tmp_path: Path) -> None:
+#: bf16, and whether each place is tried.
+EVERYWHERE = [
+    pytest.param(False, False, id="fp32"),
+    pytest.param(True, True, id="bf16"),
+    pytest.param(False, True, id="fp32-all", marks=pytest.mark.soak("all places in bf16, and two of them")),
+]
+
+
+@pytest.mark.parametrize(("bf16", "every"), EVERYWHERE)
+def test_weights_that_are_put_back_before_the_step_leave_masters_their_bits(
+    bf16: bool, every: bool, tmp_path: Path
+) -> None:
     """A forward and a backward come between, and others ask for the weights: no one needs masters to."""
     plain = Plain(model_of(), bf16=bf16)
     expected = list[float]()
@@ -317,7 +327,7 @@ def test_weights_that_are_put_back_before_the_step_leave_masters_their_bits(bf16
         restore()
         plain.step()
         expected.append(float(value.detach()))
-    for place in (*DIFFERENT, "stage 3, ahead") if bf16 else ("stage 2, host", "stage 3"):
+    for place in (*DIFFERENT, "stage 3, ahead") if every else ("stage 2, host", "stage 3"):
         engine = dsrun.initialize(model=model_of(), config=settings_of(placements(tmp_path)[place], bf16=bf16))[0]
         found = list[float]()
         for step in range(STEPS):
@@ -542,8 +552,10 @@ class Constrained(nn.Module):
         return x.square().mean()
 
 
-@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-def test_blocks_that_write_to_their_own_weights_train_as_in_plain_torch(bf16: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("bf16", "every"), EVERYWHERE)
+def test_blocks_that_write_to_their_own_weights_train_as_in_plain_torch(
+    bf16: bool, every: bool, tmp_path: Path
+) -> None:
     torch.manual_seed(5)
     plain = Plain(Constrained(), bf16=bf16)
     if bf16:
@@ -559,7 +571,7 @@ def test_blocks_that_write_to_their_own_weights_train_as_in_plain_torch(bf16: bo
         plain.step()
         expected.append(float(value.detach()))
     places = ("stage 0", "stage 2", "stage 2, host", "stage 3", "stage 3, host", "stage 3, parameters on nvme")
-    for place in places if bf16 else (places[2], places[3]):
+    for place in places if every else (places[2], places[3]):
         torch.manual_seed(5)
         engine = dsrun.initialize(model=Constrained(), config=settings_of(placements(tmp_path)[place], bf16=bf16))[0]
         found = list[float]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,26 +108,27 @@ def assert_all_the_same(results: list[Any], what: object) -> None:
         assert all(torch.equal(other[key], value) for key, value in weights.items()), what
 
 
+_OF_TWO_RANKS = [
+    ("adapters", True, 2),
+    ("tied and frozen", False, 1),
+    ("tied and trained", True, 1),
+    ("lower half", False, 2),
+    ("reads outside", False, 1),
+]
+
+
 @pytest.mark.parametrize(
-    ("world_size", "cases"),
+    ("world_size", "cases", "others"),
     [
-        (1, [("adapters", False, 2)]),
-        (
-            2,
-            [
-                ("adapters", True, 2),
-                ("tied and frozen", False, 1),
-                ("tied and trained", True, 1),
-                ("lower half", False, 2),
-                ("reads outside", False, 1),
-            ],
-        ),
-        (3, [("adapters", False, 1)]),
+        (1, [("adapters", False, 2)], range(4)),
+        # Below stage 3 a model's frozen parameters are whole, whatever it does with them.
+        (2, _OF_TWO_RANKS, (0, 3)),
+        (3, [("adapters", False, 1)], range(4)),
+        pytest.param(2, _OF_TWO_RANKS, range(4), marks=pytest.mark.soak("all stages of the first model")),
     ],
 )
-def test_stages_agree_bit_for_bit(world_size: int, cases: list[tuple[str, bool, int]]) -> None:
-    # Below stage 3 a model's frozen parameters are whole, whatever it does with them: the first one has all stages.
-    stages = [range(4), *[(0, 3)] * (len(cases) - 1)]
+def test_stages_agree_bit_for_bit(world_size: int, cases: list[tuple[str, bool, int]], others: Sequence[int]) -> None:
+    stages = [range(4), *[others] * (len(cases) - 1)]
     for rank in run_ranks(world_size, _train, cases, [[{"stage": stage} for stage in some] for some in stages]):
         for case, results in zip(cases, rank, strict=True):
             assert_all_the_same(results, case)
