@@ -10,7 +10,7 @@ from dsrun.units import format_duration
 from ..console.rank_set import format_rank_set
 from ..failures.stragglers import LOST_SHARE
 from ..jobs.text import align
-from ..jobs.wait_records import WaitedFor, waited_for
+from ..records.waits import WaitedFor, waited_for
 
 _HEADING = ("COLLECTIVE", "WAITS", "LEAST", "MEDIAN", "MOST", "LEAST RANK", "MOST RANK")
 #: A collective that has this much of its kind is told without the kind.

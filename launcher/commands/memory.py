@@ -17,8 +17,8 @@ from dsrun.memory_use.stacks import stacks_lines, stacks_record
 from dsrun.memory_use.text import report_lines, tiers_of
 
 from ..jobs.listing import find_job
-from ..jobs.memory_records import MemoryRecords, read_memory_records
 from ..options.job_argument import job_argument
+from ..records.memory import MemoryRecords, read_memory_records
 
 
 @click.command("memory")

@@ -24,8 +24,8 @@ from ..jobs.listing import Job, find_job
 from ..jobs.progress import doing_now, last_step
 from ..jobs.record import read_json
 from ..jobs.text import align, command_text, job_json, short_duration, state_text, took_s
-from ..jobs.wait_records import read_waits, waited_for
 from ..options.job_argument import job_argument
+from ..records.waits import read_waits, waited_for
 from ._waits_text import waits_lines
 
 Row = tuple[str, str]

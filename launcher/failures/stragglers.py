@@ -3,7 +3,7 @@
 In a synchronous job all ranks take the same time a step; the slow one is the one that waits least for the others. So
 each rank's own time a step is what remains of it without the waiting, and is compared with the median of the others'.
 A rank that waits nowhere that it can be seen (a script without dsrun's engine) has the whole step as its own, as all
-others have: nobody is named there. Records of waits are judged by the same rule (`jobs/wait_records.py`).
+others have: nobody is named there. Records of waits are judged by the same rule (`records/waits.py`).
 """
 
 from __future__ import annotations

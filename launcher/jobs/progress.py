@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dsrun.contract.job_paths import LOG_PATTERN, JobPaths
+from dsrun.contract.step_records import STEP_EVENT
 from dsrun.units import format_duration
 
+from ..records.follow import last_record
 from .live_status import read_live
-
-#: The end of the records, in which the last step must stand: a record is a few hundred bytes.
-_TAIL_BYTES = 1 << 16
 
 
 def last_step(folder: Path) -> int | None:
@@ -26,8 +24,8 @@ def last_step(folder: Path) -> int | None:
     """
     live = read_live(folder)
     steps = [rank.step for rank in live.ranks if rank.step is not None] if live is not None else []
-    recorded = _recorded_step(JobPaths(folder).records)
-    return max([*steps, *([] if recorded is None else [recorded])], default=None)
+    recorded = last_record(JobPaths(folder).records, STEP_EVENT, with_number="step")
+    return max([*steps, *([] if recorded is None else [recorded["step"]])], default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,24 +102,3 @@ def _events(folder: Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(event, dict):
             yield event
-
-
-def _recorded_step(path: Path) -> int | None:
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
-            lines = file.read().splitlines()
-    except OSError:
-        return None
-    for line in reversed(lines):
-        if b'"step"' not in line:
-            continue
-        try:
-            record: Any = json.loads(line)
-        except ValueError:
-            # Cut off by the reading, or still being written.
-            continue
-        if isinstance(record, dict) and record.get("event") == "step" and isinstance(record.get("step"), int):
-            return record["step"]
-    return None

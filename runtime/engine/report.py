@@ -8,7 +8,7 @@ import time
 import torch
 from torch import Tensor
 
-from dsrun.contract.environment import STEP_EVENT
+from dsrun.contract.step_records import STEP_EVENT
 
 from ..observe.memory import used_bytes
 from ..observe.records import RecordWriter

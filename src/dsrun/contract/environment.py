@@ -94,11 +94,6 @@ ERROR_FILE_ENV = "TORCHELASTIC_ERROR_FILE"
 CHECKPOINT_EVENT = "checkpoint"
 #: Event of the first copy of the state in memory that an attempt makes. Fields: `step`, `bytes` (of rank 0's copies).
 MEMORY_COPY_EVENT = "memory_copy"
-#: Event of an optimizer step. Fields: `step`, `loss`, `lr`, `grad_norm`, `applied`, `samples`, `seconds`,
-#: `memory_bytes` (of rank 0: most of GPU memory so far, or resident now); where they are known, `tokens_per_s` and
-#: `tflops` (of the whole job; the latter is an estimate of the model's own, 6 operations a parameter and token) and
-#: `total_steps`.
-STEP_EVENT = "step"
 
 
 def store_nonce(environ: Mapping[str, str] | None = None) -> str | None:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dsrun.contract.environment import RUN_DIR_ENV, STEP_EVENT
+from dsrun.contract.environment import RUN_DIR_ENV
 from dsrun.contract.job_paths import JobPaths
+from dsrun.contract.step_records import STEP_EVENT
 from dsrun.runtime.engine.report import StepReport
 from dsrun.runtime.observe.records import RecordWriter
 from dsrun.runtime.parallel.tensor.same_steps import StepWatch

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dsrun.contract.wait_records import WaitRecord, WaitSpread, to_fields
-from dsrun.launcher.jobs.wait_records import WaitedFor, read_waits, waited_for
+from dsrun.launcher.records.waits import WaitedFor, read_waits, waited_for
 
 
 def spread(label: str, least_ms: float, median_ms: float, most_ms: float, *, least: int = 3) -> WaitSpread:

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from dsrun.launcher.jobs.memory_records import read_memory_records
+from dsrun.launcher.records.memory import read_memory_records
 from dsrun.memory_use.findings import growth_of
 from dsrun.memory_use.samples import MemorySample, TierUse, to_record
 from dsrun.memory_use.stacks import StacksAtPeak, StackUse, stacks_record

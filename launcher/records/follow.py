@@ -1,0 +1,87 @@
+"""The lines of a job's records, read as the file grows. Knows no event.
+
+A job that runs appends to the file, so it may end with half a line, which is read once it is whole. A line that is no
+JSON object, torn by a full disk or by a rank that was killed, is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+#: Read at once, so that a file of gigabytes is never in memory as a whole.
+_CHUNK_BYTES = 1 << 20
+
+
+class RecordFollower:
+    """Reads records from where they were last read to the last whole line; there may be no file yet.
+
+    Args:
+        path: File of the records.
+        offset: Byte to begin at, the end of a line.
+    """
+
+    def __init__(self, path: Path, *, offset: int = 0) -> None:
+        self._path = path
+        self._offset = offset
+
+    @property
+    def offset(self) -> int:
+        """Byte behind the last line that was read: where another reader goes on."""
+        return self._offset
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Yields the next records, each once its line is whole; `offset` stands behind the one that was yielded last.
+
+        Raises:
+            OSError: the file cannot be read, but for one that does not exist yet.
+        """
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(self._offset)
+            rest = b""
+            while chunk := file.read(_CHUNK_BYTES):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    self._offset += len(line) + 1
+                    record = _object_of(line)
+                    if record is not None:
+                        yield record
+
+
+def last_record(path: Path, event: str, *, with_number: str, tail_bytes: int = 1 << 16) -> dict[str, Any] | None:
+    """Returns the newest record of an event near the end of a file; None where there is none, or no file.
+
+    Args:
+        path: File of the records.
+        event: Name of the event.
+        with_number: Name of a field that the record must have, a whole number.
+        tail_bytes: Bytes at the end of the file in which it must stand.
+    """
+    wanted = f'"{event}"'.encode()
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - tail_bytes))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return None
+    for line in reversed(lines[:-1]):
+        record = _object_of(line) if wanted in line else None
+        if record is not None and record.get("event") == event and isinstance(record.get(with_number), int):
+            return record
+    return None
+
+
+def _object_of(line: bytes) -> dict[str, Any] | None:
+    try:
+        record: Any = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
