@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 
 from dsrun.errors import CheckpointError, ModelError
 
+from .drawing import drawing
 from .order import EpochEnd, sample_seed
 from .sampler import DEFAULT_SEED, ShardedSampler
 from .seeded import SeededBatches, SeededPick
@@ -32,11 +33,13 @@ class LoaderOptions:
         seed: seed of the permutations, and of the random numbers that samples draw; the same on every rank.
         workers: processes that make batches ahead, which live as long as the loader; 0: this process makes them when
             they are asked for.
+        tell: function that is told the phase when a batch is waited for and when it is there; None: nobody is.
     """
 
     end: EpochEnd = "carry"
     seed: int = DEFAULT_SEED
     workers: int = 0
+    tell: Callable[[str], None] | None = None
 
 
 _NO_OPTIONS = LoaderOptions()
@@ -92,6 +95,7 @@ class TrainingLoader:
             seed=options.seed,
             end=options.end,
         )
+        self._tell = options.tell
         if options.workers:
             check_temporary_folder()
         # A generator of its own: torch's loader would draw from the default one, and shift dropout after a resume.
@@ -127,7 +131,7 @@ class TrainingLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Yields the micro batches that are left of this epoch."""
-        return self._sampler.follow(self._held[0])
+        return drawing(self._sampler.follow(self._held[0]), self._tell)
 
     def state_dict(self) -> dict[str, int]:
         """Returns the position, which does not depend on the number of ranks."""

@@ -21,6 +21,7 @@ from torch.utils.data import IterableDataset, default_collate
 from dsrun.errors import CheckpointError, ModelError
 
 from ..generators import host_kept, seed_host
+from .drawing import drawing
 from .loader import LoaderOptions
 from .order import sample_seed
 
@@ -65,12 +66,16 @@ class StreamLoader:
         self._micro_batch, self._rank, self._size = micro_batch, rank, size
         self._collate = collate_fn or default_collate
         self._seed = options.seed
+        self._tell = options.tell
         self._samples: Iterator[Any] | None = None
         self.epoch = 0
         self.samples_seen = 0
 
     def __iter__(self) -> Iterator[Any]:
         """Yields the micro batches that are left of this epoch."""
+        return drawing(self._rounds(), self._tell)
+
+    def _rounds(self) -> Iterator[Any]:
         while (kept := self._round()) is not None:
             yield kept
 

@@ -14,7 +14,11 @@ from ..mesh.join.groups import ProcessGroupMesh
 from ..observe.allocation_history import wanted_history
 from ..observe.memory_watch import MemoryWatch
 from ..observe.peaks import PeakSummary
-from ..observe.wait_report import WaitReport
+from ..observe.steps.figures import StepFigures, memory_by_tier
+from ..observe.steps.phase_times import phase_times_of
+from ..observe.steps.script_figures import ScriptFigures
+from ..observe.steps.spread import SpreadOfSteps
+from ..observe.wait_report import STEPS_PER_RECORD, WaitReport
 from .compose.data import Data
 from .compose.hooks import Hooks
 from .compose.job import Job
@@ -57,6 +61,7 @@ class Components:
         scheduled: Whole global batches, by a schedule.
         steps: Optimizer steps.
         report: Lines and records of each step.
+        script_figures: Figures that the script logs.
         memory: Bytes that this rank holds, by owner.
         memory_watch: Samples of memory during steps.
         peaks: Summary of the peaks of memory, told at the end.
@@ -76,6 +81,7 @@ class Components:
     scheduled: ScheduledBatches
     steps: GlobalSteps
     report: StepReport
+    script_figures: ScriptFigures
     memory: MemoryQueries
     memory_watch: MemoryWatch
     peaks: PeakSummary
@@ -165,17 +171,26 @@ def make_components(
     peaks = PeakSummary(
         records, rank=mesh.info.rank, device=device, predicted_state_bytes=observation.predicted.total_bytes()
     )
+    phases = phase_times_of(device)
+    heartbeat.follow_phases(phases.enter)
+    spread = SpreadOfSteps(STEPS_PER_RECORD, records, memory=lambda: memory_by_tier(device)[1])
+    figures_of_script = ScriptFigures(records, is_first=mesh.is_first)
     report = StepReport(
         records,
         data_ranks=mesh.batch.size,
+        counts_tokens=mesh.counts_samples(sharded.chunks.stages.rank_of[0]),
         counts_losses=mesh.counts_samples(sharded.chunks.stages.rank_of[-1]),
         tells=mesh.is_first,
         steps_per_print=settings.steps_per_print,
         device=device,
-        model_numel=observation.model_numel,
         total_steps=getattr(update.scheduler, "total_num_steps", None),
+        figures=StepFigures(phases, job.waits, moved=mesh.bytes_by_axis, spread=spread),
+        script=figures_of_script,
+        times_steps=settings.wall_clock_breakdown,
         wear=observation.wear,
-        waits=WaitReport(job.waits, mesh.world, records, device=device, is_recorded=is_recorded_for_all(mesh)),
+        waits=WaitReport(
+            job.waits, mesh.world, records, device=device, is_recorded=is_recorded_for_all(mesh), spread=spread
+        ),
         same=hooks.same,
     )
 
@@ -228,6 +243,7 @@ def make_components(
         ),
         steps=steps,
         report=report,
+        script_figures=figures_of_script,
         memory=memory,
         memory_watch=memory_watch,
         peaks=peaks,

@@ -152,7 +152,7 @@ class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, TorchModule
             if stands_for_deepspeed():
                 give_step(update.optimizer, update.shards, weakref.WeakMethod(self._step_without_schedule))
         self._end_with_engine()
-        note_engine()
+        note_engine(trains=update.optimizer is not None)
         note_axes({axis.name: axis.size for axis in mesh.spec.axes})
 
     @property
@@ -425,6 +425,22 @@ class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, TorchModule
 
     # What a run says, and what is asked of it -------------------------------------------------------------------------
 
+    def log(self, values: Mapping[str, Tensor | float]) -> None:
+        """Records figures of the script, such as `{"eval/loss": 2.3}`, beside those of the steps.
+
+        Every rank may call; rank 0's figures are recorded, at the steps that were taken before, and monitors, reports
+        and the dashboard show them by their names. A tensor on a GPU is copied behind the work that computes it, and
+        nothing waits for it; enters no collective.
+
+        Args:
+            values: numbers by name; tensors of one element, on any device. What is not finite is recorded as missing.
+
+        Raises:
+            ModelError: a name or a value is none; all of them are named.
+        """
+        counters = self._progress.counters
+        self._components.script_figures.log(values, step=counters.global_steps, samples=counters.global_samples)
+
     def counters(self) -> EngineCounters:
         """Returns what this rank has moved since the engine was made; enters no collective.
 
@@ -542,6 +558,7 @@ class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, TorchModule
             self._components.states.close()
             self._take_off()
             self._components.check_trains.has_ended = True
+            self._observation.records.flush()
             leave(self._mesh)
 
 

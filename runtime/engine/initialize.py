@@ -132,7 +132,7 @@ def initialize(
     predicted = sharded.prediction(update.optimizer)
     cast_around_modules(sharded)
     hooks = attach(sharded, settings, mesh, optimizer=update.shards, away=update.away, fence=fence, say=job.say)
-    observation = observe(sharded, settings, mesh, predicted, whole=whole)
+    observation = observe(sharded, settings, mesh, predicted)
     saving = make_saving(settings, mesh, fence)
     engine = Engine(
         settings, job, mesh, observation, saving, tiers=tiers, sharded=sharded, update=update, data=data, hooks=hooks

@@ -8,6 +8,7 @@ from functools import partial
 
 from dsrun.config.buckets import tell_auto
 from dsrun.config.config import Config
+from dsrun.contract.environment import training_engines
 from dsrun.contract.heartbeats import SCRIPT_PHASE, HeartbeatWriter
 from dsrun.direct_io.counts import IoCounts
 from dsrun.estimate.model.units import ModelSize
@@ -18,7 +19,7 @@ from ..observe.records import RecordWriter
 from ..observe.wear import DiskWear
 from .compose.config_notes import record_program_config
 from .compose.describe import describe_units
-from .compose.start_report import open_run, records_path, whole_numel
+from .compose.start_report import open_run, records_path
 from .host.disk import counts_of_drives, wear_of
 from .model.sharded import ShardedModel
 from .model.stage_report import PIPELINE_EVENT, pipeline_line, pipeline_record
@@ -33,15 +34,12 @@ class Observation:
         wear: Counts of what goes to drives; None where nothing does.
         drives: Function that returns the counts of reads and writes of drives.
         predicted: Model state of this rank between steps, as predicted.
-        model_numel: Trained parameters of the whole model, with all pipeline stages, on the first rank; on others,
-            those of their stage.
     """
 
     records: RecordWriter
     wear: DiskWear | None
     drives: Callable[[], IoCounts]
     predicted: StatePrediction
-    model_numel: int
 
 
 def observe(
@@ -49,8 +47,6 @@ def observe(
     settings: Config,
     mesh: ProcessGroupMesh,
     predicted: StatePrediction,
-    *,
-    whole: ModelSize | None,
 ) -> Observation:
     """Returns what is told of a run; the first rank opens the records.
 
@@ -59,13 +55,11 @@ def observe(
         settings: the config.
         mesh: ranks and device.
         predicted: model state of a rank between steps.
-        whole: description of a model that is cut, on the first rank; None: this rank has the whole model.
     """
-    records = RecordWriter(records_path(mesh.info))
+    records = RecordWriter(records_path(mesh.info), engine=training_engines())
     wear = wear_of(sharded.disk, sharded.slices_on_disk, settings, records, rank=mesh.info.rank)
     drives = partial(counts_of_drives, sharded.disk, sharded.slices_on_disk)
-    numel = whole_numel(sharded.units) if whole is None else whole.trained_numel
-    return Observation(records, wear, drives, predicted, numel)
+    return Observation(records, wear, drives, predicted)
 
 
 def tell_start(

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dsrun.contract.step_records import STEP_EVENT
+from dsrun.contract.step_records import PHASES, STEP_EVENT, StepRecord, step_fields
 
-from ..observe.memory import used_bytes
 from ..observe.records import RecordWriter
+from ..observe.steps.figures import Figures, StepFigures, memory_by_tier
+from ..observe.steps.script_figures import ScriptFigures
+from ..observe.steps.tokens import count_labels, count_tokens, count_unpadded
 from ..observe.wait_report import WaitReport
 from ..observe.wear import DiskWear
 from ..parallel.tensor.same_steps import StepWatch
 from .progress import Counters
 from .step import StepResult
+from .step_sums import RankNumbers, StepSums
+
+#: Significant digits of rates: a small model on processors makes 1e-5 TFLOP/s.
+_DIGITS = 6
 
 
 class StepReport:
@@ -25,12 +33,16 @@ class StepReport:
     Args:
         records: writer of the run's records, which gets each step.
         data_ranks: ranks with samples of their own.
-        counts_losses: whether this rank's losses count: of ranks that share samples, the first one's do.
+        counts_tokens: whether this rank's tokens count: of ranks that share samples, the first one's do.
+        counts_losses: whether this rank's losses and labels count; of a pipeline, those of the last stage do.
         tells: whether this rank writes records and prints lines.
         steps_per_print: optimizer steps between printed lines; None for none.
         device: device that losses are summed on, so that the host need not read them.
-        model_numel: trained parameters of the whole model, for the estimate of operations.
         total_steps: optimizer steps of the whole run, where the schedule says so.
+        figures: seconds, waits and traffic of this rank's steps.
+        script: figures that the script has logged.
+        peak_flops: operations per second of all devices together by their datasheet; None where it is not known.
+        times_steps: whether the line that is printed has the seconds of each phase, as `wall_clock_breakdown` asks.
         wear: counter of the bytes written to disks; None where nothing goes to disks.
         waits: report of what the ranks wait in; None for none.
         same: watch over what ranks that share each layer do; None for none.
@@ -41,38 +53,45 @@ class StepReport:
         records: RecordWriter,
         *,
         data_ranks: int,
+        counts_tokens: bool,
         counts_losses: bool,
         tells: bool,
         steps_per_print: int | None,
         device: torch.device,
-        model_numel: int,
         total_steps: int | None,
+        figures: StepFigures,
+        script: ScriptFigures,
+        peak_flops: float | None = None,
+        times_steps: bool = False,
         wear: DiskWear | None = None,
         waits: WaitReport | None = None,
         same: StepWatch | None = None,
     ) -> None:
         self._data_ranks = data_ranks
+        self._counts_tokens = counts_tokens
         self._counts_losses = counts_losses
         self._tells = tells
         self._records = records
         self._steps_per_print = steps_per_print
-        #: fp64, [2]: losses since the last step, and its request to stop, for the step's own all-reduce.
-        self.shared_2 = torch.zeros(2, dtype=torch.float64, device=device)
+        #: What this rank adds to the sums of the present step.
+        self.numbers = RankNumbers(device)
         self._losses = 0
         self._missed = False  # a loss of the present step
-        self._tokens = 0
         self._device = device
-        self._model_numel = model_numel
         self._total_steps = total_steps
+        self._figures = figures
+        self._peak_flops = peak_flops
+        self._times_steps = times_steps
         self._wear = wear
         self._waits = waits
         self._same = same
         self._started = time.perf_counter()
+        self._script = script
 
     def add_loss(self, loss: Tensor) -> None:
         """Takes one micro batch's mean loss, detached, [1], on any device: scripts move what the model returns."""
         if self._counts_losses:
-            self.shared_2[:1] += loss.to(self._device)
+            self.numbers.add("losses", loss)
         if self._same is not None:
             self._same.add_loss(loss)
         self._losses += 1
@@ -83,10 +102,10 @@ class StepReport:
 
     def forget_losses(self) -> None:
         """Forgets the losses and tokens of a global batch that is given up."""
-        self.shared_2[:1].zero_()
+        self.numbers.forget()
         if self._same is not None:
             self._same.forget()
-        self._losses = self._tokens = 0
+        self._losses = 0
         self._missed = False
 
     def miss_loss(self) -> None:
@@ -95,11 +114,28 @@ class StepReport:
 
     def add_stop_request(self, number: float) -> None:
         """Tells the other ranks a number with the next step, see `stop_signals`."""
-        self.shared_2[1:].fill_(number)
+        self.numbers.put("stop_request", number)
 
-    def add_tokens(self, tokens: int) -> None:
-        """Takes the tokens of one forward that trains; 0 where they are not known."""
-        self._tokens += tokens
+    def add_tokens(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        """Takes the tokens of one forward that trains, from its arguments."""
+        if not self._counts_tokens:
+            return
+        padded = count_tokens(args, kwargs)
+        if padded:
+            self.numbers.add("tokens_padded", padded)
+            self.numbers.add("tokens", count_unpadded(kwargs, padded))
+
+    def add_labels(self, labels: object) -> None:
+        """Takes the labels of one forward that trains, as far as they are labels of tokens."""
+        found = count_labels(labels) if self._counts_losses else None
+        if found is not None:
+            self.numbers.add("labels", found[0])
+            self.numbers.add("tokens_in_loss", found[1])
+
+    def add_flops(self, model: float, hardware: float) -> None:
+        """Takes the operations of this rank's forwards and backwards of a step, each once, and all of them."""
+        self.numbers.add("model_flops", model)
+        self.numbers.add("hardware_flops", hardware)
 
     def step(
         self, result: StepResult, counters: Counters, *, lr: list[float], samples: int, next_scale: float = 1.0
@@ -113,38 +149,21 @@ class StepReport:
             samples: number of samples of all ranks in this step.
             next_scale: loss scale of the next step.
         """
-        loss = None if self._missed else result.loss_sum / (max(1, self._losses) * self._data_ranks)
+        loss = None if self._missed else result.sums.losses / (max(1, self._losses) * self._data_ranks)
         self._missed = False
-        self.shared_2.zero_()
+        self.numbers.clear()
         self._losses = 0
-        # The other ranks' batches have the same shape, or nearly: no collective is spent on their numbers.
-        tokens, self._tokens = self._tokens * self._data_ranks, 0
         now = time.perf_counter()
         seconds, self._started = now - self._started, now
         number = counters.global_steps
+        figures = self._figures.take()
         if self._waits is not None:
             self._waits.end_step(number)
         if not self._tells:
             return
-        self._records.write(
-            STEP_EVENT,
-            {
-                "step": number,
-                **({} if loss is None else {"loss": loss}),
-                "lr": lr[0],
-                "grad_norm": result.grad_norm,
-                "applied": result.applied,
-                "samples": counters.global_samples,
-                "seconds": round(seconds, 6),
-                "memory_bytes": used_bytes(self._device),
-                **({"loss_scale": result.loss_scale} if result.loss_scale != 1.0 else {}),
-                **({"non_finite": result.non_finite} if result.non_finite is not None else {}),
-                **({"stepped_ahead": round(result.ahead, 4)} if result.ahead is not None else {}),
-                **({"total_steps": self._total_steps} if self._total_steps else {}),
-                **(self._wear.take_step() if self._wear is not None else {}),
-                **(_speed(tokens, self._model_numel, seconds) if tokens else {}),
-            },
-        )
+        self._script.settle()
+        if self._records.is_kept:
+            self._record(result, counters, figures, loss=loss, lr=lr, seconds=seconds)
         if result.applied and not math.isfinite(result.grad_norm):
             print(f"step {number}: {result.trouble}, and the update was applied", flush=True)
         if not result.applied:
@@ -159,14 +178,80 @@ class StepReport:
                 f"{samples / seconds:.1f} samples/s",
                 flush=True,
             )
+        if self._times_steps and number % (self._steps_per_print or 1) == 0:
+            print(phases_line(number, figures), flush=True)
+
+    def _record(
+        self,
+        result: StepResult,
+        counters: Counters,
+        figures: Figures,
+        *,
+        loss: float | None,
+        lr: list[float],
+        seconds: float,
+    ) -> None:
+        most_bytes, memory = memory_by_tier(self._device)
+        record = StepRecord(
+            step=counters.global_steps,
+            time=0.0,
+            seconds=round(seconds, 6),
+            samples=counters.global_samples,
+            loss=loss,
+            lr=lr[0],
+            lrs=tuple(lr) if len(lr) > 1 else (),
+            grad_norm=result.grad_norm,
+            applied=result.applied,
+            loss_scale=result.loss_scale if result.loss_scale != 1.0 else None,
+            non_finite=result.non_finite,
+            total_steps=self._total_steps or None,
+            memory_bytes=most_bytes,
+            memory=memory,
+            phases={name: round(each, 6) for name, each in figures.phases.items()},
+            waits_s=round(figures.waits_s, 6) or None,
+            pipeline_wait_s=round(figures.pipeline_wait_s, 6) or None,
+            traffic=figures.traffic,
+            **self._counted(result.sums, seconds),
+        )
+        self._records.write_behind(
+            STEP_EVENT,
+            {
+                **step_fields(record),
+                **({"stepped_ahead": round(result.ahead, 4)} if result.ahead is not None else {}),
+                **(self._wear.take_step() if self._wear is not None else {}),
+            },
+        )
+
+    def _counted(self, sums: StepSums, seconds: float) -> dict[str, Any]:
+        """Returns what was counted in a step, of all ranks, and the rates."""
+        told: dict[str, Any] = {}
+        if sums.tokens_padded:
+            told["tokens"] = int(sums.tokens)
+            told["tokens_per_s"] = _digits(sums.tokens / seconds)
+            if sums.tokens != sums.tokens_padded:
+                told["tokens_padded"] = int(sums.tokens_padded)
+        if sums.labels and sums.tokens_in_loss != sums.labels:
+            told["tokens_in_loss"] = int(sums.tokens_in_loss)
+        if sums.model_flops:
+            told["model_tflops"] = _digits(sums.model_flops / seconds / 1e12)
+            told["hardware_tflops"] = _digits(sums.hardware_flops / seconds / 1e12)
+            if self._peak_flops:
+                told["mfu"] = _digits(sums.model_flops / seconds / self._peak_flops)
+                told["hfu"] = _digits(sums.hardware_flops / seconds / self._peak_flops)
+        return told
 
 
-def _speed(tokens: int, numel: int, seconds: float) -> dict[str, float]:
-    """Tokens a second and an estimate of the model's own operations, both of the whole job.
+def phases_line(number: int, figures: Figures) -> str:
+    """Returns the seconds of a step by phase as `wall_clock_breakdown` prints them.
 
-    6 operations a parameter and token: 2 forward and 4 backward; attention and recomputation are left out.
-    Source: Kaplan et al., Scaling Laws for Neural Language Models (2020), section 2.1.
+    Args:
+        number: number of the step.
+        figures: figures of rank 0.
     """
-    rate = tokens / seconds
-    # By significant digits: a small model on processors makes 1e-5 TFLOP/s.
-    return {"tokens_per_s": float(f"{rate:.6g}"), "tflops": float(f"{6 * numel * rate / 1e12:.6g}")}
+    parts = [f"{name} {1000 * figures.phases[name]:.2f}" for name in PHASES if name in figures.phases]
+    waits = f"; waits for other ranks {1000 * figures.waits_s:.2f}" if figures.waits_s else ""
+    return f"step {number:>5}  time (ms): {'  '.join(parts)}{waits}"
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")

@@ -23,6 +23,7 @@ from ..zero.params.publisher import publish
 from ..zero.params.store import ParamStore
 from ..zero.units.plan import ZeroPlan
 from ..zero.units.unit import ParamUnit
+from .step_sums import NUMBERS, StepSums, read_sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +33,19 @@ class StepResult:
     Attributes:
         grad_norm: global gradient norm before clipping, without the loss scale.
         applied: whether the parameters were updated.
-        loss_sum: sum of the losses of all micro batches of all ranks.
+        sums: numbers of all ranks, added up.
         non_finite: name of the first parameter with an inf or nan gradient, where the norm is inf or nan. None where
             the norm is finite, or only the sum of the squares has left fp32's range.
         loss_scale: factor that the losses of this step were multiplied by.
         ahead: share of what this rank updates in host memory whose update was computed before the norm was known, and
             counts; None: nothing is, as a rule.
-        stop_request: sum over the ranks of the requests to stop, see `stop_signals`; 0 where no rank was asked to.
     """
 
     grad_norm: float
     applied: bool
-    loss_sum: float
+    sums: StepSums
     non_finite: str | None = None
     loss_scale: float = 1.0
-    stop_request: float = 0.0
     ahead: float | None = None
 
     @property
@@ -184,7 +183,7 @@ def take_step(
     parts: StepParts,
     *,
     at: str,
-    shared_2: Tensor,
+    numbers_N: Tensor,
     clipping: float,
     skip_non_finite: bool,
     loss_scale: float = 1.0,
@@ -194,7 +193,7 @@ def take_step(
     Args:
         parts: parts that the step works on.
         at: text that names the step, for error messages.
-        shared_2: fp64, [2], this rank's sum of losses since the last step, and its request to stop.
+        numbers_N: fp64, this rank's `RankNumbers` since the last step.
         clipping: largest global gradient norm; 0 for none.
         skip_non_finite: whether the parameters stay as they are where a gradient is inf or nan.
         loss_scale: factor that the losses of this step were multiplied by before their backward.
@@ -214,7 +213,7 @@ def take_step(
         total_numel=parts.spread.total_numel,
         mark=parts.store.take_fingerprint() ^ parts.writes.take_mark(),
         stage=parts.pipeline,
-        extra_N=shared_2,
+        extra_N=numbers_N,
         more=[
             *([] if unused is None else [unused.count_1()]),
             *([] if parts.same is None else [parts.same.shared_3()]),
@@ -242,7 +241,7 @@ def take_step(
     used_factor = None
     if applied:
         factor = clip_factor(norm, limit=clipping, loss_scale=loss_scale)
-        left_out = frozenset[str]() if unused is None else unused.agree(totals.sums[2])
+        left_out = frozenset[str]() if unused is None else unused.agree(totals.sums[NUMBERS])
         if parts.away is None:
             used_factor = parts.optimizer.step(factor, left_out)
             publish(parts.units, parts.plan, parts.store)
@@ -254,7 +253,7 @@ def take_step(
     # 3. Room for the next global batch's gradients.
     parts.reducer.zero(used_factor=used_factor)
     ahead = None if parts.away is None else parts.away.share_ahead()
-    return StepResult(norm, applied, totals.sums[0], non_finite, loss_scale, totals.sums[1], ahead)
+    return StepResult(norm, applied, read_sums(totals.sums), non_finite, loss_scale, ahead)
 
 
 def _first_non_finite(parts: StepParts) -> str | None:

@@ -161,6 +161,7 @@ class WaitTimes:
         self._kind = WaitKind.THREAD
         self._is_between_stages = False
         self._between_stages_s = 0.0
+        self._total_s = 0.0
         self._begin: TimingEvent | None = None
         self._unread: deque[_Unread] = deque()
         self._spare: list[TimingEvent] = []
@@ -173,6 +174,16 @@ class WaitTimes:
     def unread(self) -> int:
         """Waits of streams whose seconds are not known yet."""
         return len(self._unread)
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of all waits so far that are known."""
+        return self._total_s
+
+    @property
+    def between_stages_s(self) -> float:
+        """Seconds of these for ranks of other pipeline stages."""
+        return self._between_stages_s
 
     def snapshot(self) -> dict[str, Waited]:
         """Returns the waits so far by the name of the collective; the numbers stand still."""
@@ -227,6 +238,7 @@ class WaitTimes:
 
     def _count(self, name: str, seconds: float, *, is_between_stages: bool) -> None:
         self._of(name).add(seconds)
+        self._total_s += seconds
         if is_between_stages:
             self._between_stages_s += seconds
 

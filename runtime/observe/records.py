@@ -1,44 +1,167 @@
-"""What a run did, as JSON lines: one object an event, appended by rank 0. Nothing is printed or measured here."""
+"""What a run did, as JSON lines: one object an event, appended by rank 0. Nothing is printed or measured here.
+
+[Note: records behind the step] What a step tells is written by a thread, so that no step waits for a disk: a network
+drive that stands still holds up the records alone. A rank that is killed loses what the thread has not written yet, the
+last step as a rule. Events that others act upon, such as a checkpoint that a restart goes on from, are on the disk when
+`write` returns.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+#: Records that may wait for the disk: some minutes of fast steps, in 10 MB. Further ones are dropped, and counted.
+_MOST_WAITING = 16384
+#: A process that ends waits so long for the disk to take what is left.
+_END_PATIENCE_S = 5.0
 
 
 class RecordWriter:
     """Appends records to a file; writes nothing where there is no file.
 
-    The file stays open and nothing is buffered: a record costs one write, and a rank that is killed loses none.
-
     Args:
         path: the file, made with its folder at the first record; None: records go nowhere.
+        engine: number of the engine among those of this process that train; told in its records but for the first.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._descriptor: int | None = None
+    def __init__(self, path: Path | None, *, engine: int = 0) -> None:
+        self._file = None if path is None else _File(path)
+        self._told: dict[str, Any] = {"engine": engine} if engine else {}
+        self._behind: _WritesBehind | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether records are kept."""
+        return self._file is not None
 
     def write(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Appends one record, with the event's name and the time in seconds since the epoch."""
-        if self._path is None:
+        """Appends one record, with the event's name and the time in seconds since the epoch.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if self._file is not None:
+            self._file.append(self._record(event, fields))
+
+    def write_behind(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Appends one record soon, see [Note: records behind the step]; a file that cannot be written is told once.
+
+        Args:
+            event: name of the event.
+            fields: fields whose values do not change any more.
+        """
+        if self._file is None:
             return
-        if self._descriptor is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            # With O_APPEND whole lines stay whole, whoever else writes.
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            # Not at exit: the system closes it then, and what ends later may still have a record to write.
-            weakref.finalize(self, os.close, self._descriptor).atexit = False
+        if self._behind is None:
+            self._behind = _WritesBehind(self._file)
+            weakref.finalize(self, self._behind.end)
+        self._behind.put(self._record(event, fields))
+
+    def flush(self) -> None:
+        """Returns when all records are written, or after some seconds where the disk does not take them."""
+        if self._behind is not None:
+            self._behind.flush()
+
+    def _record(self, event: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {"event": event, "time": round(time.time(), 6), **self._told, **fields}
+
+
+class _File:
+    """A file that is appended to, a whole line at a time, by any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._opening = threading.Lock()
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Appends a record as one line."""
+        descriptor = self._open()
         # JSON has no inf and nan: strict readers refuse a file that holds one.
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
-        line = json.dumps({"event": event, "time": round(time.time(), 6), **finite}, allow_nan=False)
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        line = json.dumps(finite, allow_nan=False)
         try:
-            os.write(self._descriptor, f"{line}\n".encode())
+            os.write(descriptor, f"{line}\n".encode())
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
+
+    def _open(self) -> int:
+        with self._opening:
+            if self._descriptor is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                # With O_APPEND whole lines stay whole, whoever else writes.
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._descriptor = os.open(self._path, flags, 0o600)
+                # Not at exit: the system closes it then, and what ends later may still have a record to write.
+                weakref.finalize(self, os.close, self._descriptor).atexit = False
+            return self._descriptor
+
+
+class _WritesBehind:
+    """Records on their way to a file, and the thread that writes them; it begins with the first one."""
+
+    def __init__(self, file: _File) -> None:
+        self._file = file
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._changed = threading.Condition()
+        self._is_idle = True
+        self._has_ended = False
+        self._dropped = 0
+        # A daemon: an interpreter that ends waits in `end`, and not for a disk that stands still.
+        threading.Thread(target=self._run, name="dsrun-records", daemon=True).start()
+
+    def put(self, record: dict[str, Any]) -> None:
+        """Takes a record to write; after the end it is written at once."""
+        with self._changed:
+            if self._has_ended:
+                self._file.append(record)
+                return
+            if len(self._waiting) >= _MOST_WAITING:
+                self._dropped += 1
+                return
+            self._waiting.append(record)
+            self._is_idle = False
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Returns when all is written, or when the disk has had time enough."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_idle, _END_PATIENCE_S)
+
+    def end(self) -> None:
+        """Writes what is left, and has the thread end."""
+        self.flush()
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        is_told = False
+        while True:
+            with self._changed:
+                self._is_idle = not self._waiting
+                if self._is_idle:
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: bool(self._waiting) or self._has_ended)
+                if not self._waiting:
+                    return
+                record, dropped, self._dropped = self._waiting.popleft(), self._dropped, 0
+            try:
+                self._file.append(record)
+            except OSError as error:
+                # A full disk must not end the training that it was to tell of.
+                if not is_told:
+                    print(f"dsrun: records: {error.filename}: {error.strerror}; steps are not recorded", flush=True)
+                is_told = True
+            else:
+                if dropped:
+                    print(f"dsrun: records: the disk was too slow; {dropped} steps are not recorded", flush=True)

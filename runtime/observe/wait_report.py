@@ -1,7 +1,8 @@
 """What the ranks wait in, side by side: every few steps they exchange it, and rank 0 records it. Judges nobody.
 
 [Note: exchange of waits] Who is late shows in the others' waits, so waits must be compared over ranks: one all-gather
-of 6 KB a rank, every 20 optimizer steps and only where dsrun records the run. It is counted in the traffic of its axis,
+of 6 KB a rank, and of 1.5 KB for what each step took (`steps/spread.py`), every 20 optimizer steps and only where dsrun
+records the run. It is counted in the traffic of its axis,
 as every collective is. Labels are sent as checksums, for a rank knows its own. A rank has a row for each of 255 labels,
 and the last row is all others: those with the largest checksums, so that ranks leave out the same ones. A label that a
 rank with others has not sent is unknown there, and is compared without it. Messages between pipeline stages are one
@@ -39,6 +40,7 @@ from dsrun.contract.wait_records import (
 from ..mesh.collectives import Collectives
 from ..mesh.wait_times import Waited, WaitTimes, waited_since
 from .records import RecordWriter
+from .steps.spread import SpreadOfSteps
 
 #: Optimizer steps between two records.
 STEPS_PER_RECORD = 20
@@ -80,11 +82,15 @@ class UnrecordedExchange:
         records: Writer of the run's records.
         gathered: Rows of all ranks in host memory, once the exchange's copy has ended.
         size: Number of ranks.
+        spread: Comparison of what steps took; None for none.
     """
 
-    def __init__(self, records: RecordWriter, gathered: Tensor, *, size: int) -> None:
+    def __init__(
+        self, records: RecordWriter, gathered: Tensor, *, size: int, spread: SpreadOfSteps | None = None
+    ) -> None:
         self._records = records
-        self._gathered = gathered.view(size, _ROWS, _COLUMNS)
+        self._gathered_RN = gathered.view(size, -1)
+        self._spread = spread
         self._exchange: Exchange | None = None
 
     def put(self, exchange: Exchange) -> None:
@@ -97,10 +103,12 @@ class UnrecordedExchange:
         if exchange is None or (exchange.copied is not None and not exchange.copied.query()):
             return
         self._exchange = None
-        record = compare(
-            self._gathered, exchange.names, step=exchange.step, steps=exchange.steps, step_s=exchange.step_s
-        )
-        self._records.write(WAITS_EVENT, to_fields(record))
+        rows_RNC = self._gathered_RN[:, : _ROWS * _COLUMNS].unflatten(1, (_ROWS, _COLUMNS))
+        record = compare(rows_RNC, exchange.names, step=exchange.step, steps=exchange.steps, step_s=exchange.step_s)
+        self._records.write_behind(WAITS_EVENT, to_fields(record))
+        if self._spread is not None:
+            numbers_RN = self._gathered_RN[:, _ROWS * _COLUMNS :]
+            self._spread.record(numbers_RN, step=exchange.step, steps=exchange.steps)
 
     def record_at_end(self) -> None:
         """As `record`, where the device or the disk may have failed: the script has been told of that."""
@@ -117,6 +125,7 @@ class WaitReport:
         records: Writer of the run's records.
         device: Device of the collectives' tensors.
         is_recorded: Whether the run is recorded; the same on every rank.
+        spread: Comparison of what each step took, which goes with the waits; None for none, on every rank.
         clock: Seconds, by a clock that does not go back.
     """
 
@@ -128,19 +137,21 @@ class WaitReport:
         *,
         device: torch.device,
         is_recorded: bool,
+        spread: SpreadOfSteps | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._waits = waits
         self._collectives = collectives
         self._records = records
         self._clock = clock
+        self._spread = spread
         self._exchanges = is_recorded and collectives.size > 1
         self._steps = 0
         self._begun_s = 0.0
         self._before: dict[str, Waited] | None = None
         if self._exchanges:
             is_apart = device.type == "cuda"
-            numel = _ROWS * _COLUMNS
+            numel = _ROWS * _COLUMNS + (0 if spread is None else spread.numel)
             self._mine = torch.zeros(numel, dtype=torch.float64, pin_memory=is_apart)
             self._sent = torch.zeros_like(self._mine, device=device) if is_apart else self._mine
             self._everyone = torch.zeros(collectives.size * numel, dtype=torch.float64, device=device)
@@ -150,7 +161,7 @@ class WaitReport:
                 if is_apart and collectives.rank == 0
                 else self._everyone
             )
-            self._unrecorded = UnrecordedExchange(records, self._read, size=collectives.size)
+            self._unrecorded = UnrecordedExchange(records, self._read, size=collectives.size, spread=spread)
             # No step may follow the last exchange.
             weakref.finalize(self, self._unrecorded.record_at_end)
 
@@ -176,7 +187,9 @@ class WaitReport:
         now, now_s = self._waits.snapshot(), self._clock()
         waits = with_messages_together(waited_since(now, self._before or {}))
         rows = rows_of(waits)
-        self._mine.copy_(torch.tensor(rows, dtype=torch.float64).view(-1))
+        self._mine[: _ROWS * _COLUMNS] = torch.tensor(rows, dtype=torch.float64).view(-1)
+        if self._spread is not None:
+            self._spread.fill(self._mine[_ROWS * _COLUMNS :])
         copied = None
         if self._sent is not self._mine:
             self._sent.copy_(self._mine, non_blocking=True)

@@ -13,6 +13,7 @@ from dsrun.runtime.engine.model.sharded import ShardedModel
 from dsrun.runtime.engine.step import DeferredUpdate, StepParts
 from dsrun.runtime.engine.update import Update, step_parts
 from dsrun.runtime.mesh.join.groups import ProcessGroupMesh
+from dsrun.runtime.observe.records import RecordWriter
 from dsrun.runtime.optim.sharded import ShardOptimizer
 from dsrun.runtime.zero.params.store import ParamStore
 from dsrun.runtime.zero.units.unit import ParamUnit
@@ -22,6 +23,10 @@ from dsrun.runtime.zero.units.unit import ParamUnit
 
 def components_of(engine: Engine) -> Components:
     return engine._components
+
+
+def records_of(engine: Engine) -> RecordWriter:
+    return engine._observation.records
 
 
 def sharded_of(engine: Engine) -> ShardedModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from torch.utils.data import IterableDataset
 
@@ -43,6 +44,7 @@ def make_data(request: Request, settings: Config, mesh: ProcessGroupMesh) -> Dat
         end="drop" if settings.dataloader_drop_last else "carry",
         seed=settings.dataloader_seed,
         workers=settings.dataloader_num_workers,
+        tell=partial(request.heartbeat.beat, None),
     )
     axis, micro_batch, dataset = mesh.batch, settings.batch.micro_batch, request.training_data
     if dataset is None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dsrun.errors import InputError, ModelError
 
+from ...data.drawing import draw
 from ...data.repeating import RepeatingLoader
 from ...mesh.join.groups import ProcessGroupMesh
 from ...parallel.pipeline.engine_class import PipelineError
@@ -23,6 +24,7 @@ from ...parallel.pipeline.module import PipelineModule
 from ...parallel.pipeline.ranks import JobRank
 from ...parallel.pipeline.topology import topology_of
 from ..components import Components
+from ..compose.data import Data
 from ..progress import Progress
 from ..training.micro_batch import LossFunction, digest_of
 
@@ -46,6 +48,7 @@ class BatchCalls:
     _batch_source: BatchSource
     _grid: PipelineParallelGrid | None = None
     _components: Components
+    _data: Data
     _mesh: ProcessGroupMesh
     _progress: Progress
     _take_step: Callable[[Mapping[str, Any] | None], None]
@@ -105,7 +108,7 @@ class BatchCalls:
         self._take_step({})
         last = self._progress.last
         assert last is not None, "the global batch has ended with a step"
-        return torch.tensor(last.loss_sum / (micros * self._mesh.batch.size), device=self._mesh.device)
+        return torch.tensor(last.sums.losses / (micros * self._mesh.batch.size), device=self._mesh.device)
 
     def eval_batch(
         self,
@@ -200,7 +203,7 @@ class BatchCalls:
             iterator = self._iterator(data_iter, where)
             for _ in range(micros):
                 try:
-                    item = next(iterator)
+                    item = draw(iterator, self._data.options.tell)
                 except StopIteration:
                     break
                 items.append(item if self._batch_source.batch_fn is None else self._batch_source.batch_fn(item))

@@ -98,7 +98,7 @@ class SaveOnSignal:
             InputError: this rank was not told where to save.
         """
         last = self._progress.last
-        wanted = None if last is None else from_sum(last.stop_request)
+        wanted = None if last is None else from_sum(last.sums.stop_request)
         if wanted is None:
             return
         if self._signals is None:

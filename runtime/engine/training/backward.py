@@ -14,7 +14,6 @@ from dsrun.errors import ModelError
 from ...mesh.join.groups import ProcessGroupMesh
 from ...mesh.step_position import at_step
 from ...observe.memory_watch import MemoryWatch
-from ...observe.tokens import count_tokens
 from ...zero.hooks.modules import UnitHooks
 from ...zero.hooks.unit_calls import engines_own_backward
 from ..memory_queries import MemoryQueries
@@ -95,7 +94,8 @@ class Backwards:
     def begin_forward(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Counts a forward that trains, and its tokens."""
         self._forwards += 1
-        self._report.add_tokens(count_tokens(args, kwargs))
+        self._report.add_tokens(args, kwargs)
+        self._report.add_labels(kwargs.get("labels"))
         self._memory_watch.begin_forward(self._progress.counters.global_steps + 1, self._memory.kinds)
 
     def begin(self, *, is_part: bool = False) -> None:

@@ -21,7 +21,6 @@ from dsrun.pipeline_schedules.actions import Schedule
 from ...mesh.join.groups import ProcessGroupMesh
 from ...mesh.wait_times import of_micro
 from ...observe.memory_watch import MemoryWatch
-from ...observe.tokens import count_tokens
 from ...parallel.pipeline.executor import Executor
 from ...parallel.pipeline.module import PipelineModule
 from ...parallel.pipeline.pieces import number_of, pieces_of
@@ -201,11 +200,13 @@ class ScheduledBatches:
         """Tells that a chunk's forward that trains begins, on the micro batch of a number."""
         self._heartbeat.beat(phase=self._phase("forward", chunk, number))
         if chunk == 0:
-            self._report.add_tokens(count_tokens(micro.args, micro.kwargs))
+            self._report.add_tokens(micro.args, micro.kwargs)
         self._memory_watch.begin_forward(self._progress.counters.global_steps + 1, self._memory.kinds)
 
     def loss(self, output: Any, micro: MicroBatch, loss_fn: LossFunction | None, *, where: str) -> Tensor:
         """Returns a micro batch's loss."""
+        if torch.is_grad_enabled():
+            self._report.add_labels(micro.kwargs.get("labels") if micro.labels is None else micro.labels)
         with self._under_autocast():
             return loss_of(output, micro.labels, loss_fn, where=where)
 

@@ -19,6 +19,7 @@ import logging
 import os
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -177,6 +178,21 @@ class ProcessGroupMesh:
             total.calls.update(part.traffic.calls)
             total.bytes.update(part.traffic.bytes)
         return total
+
+    def bytes_by_axis(self) -> dict[str, int]:
+        """Returns the bytes that this rank has handed to collectives and messages so far, by the axes they go along.
+
+        Several axes are named together, as `pipe, data`; `pipe` has the messages between stages too, and `tied stages`
+        what goes between stages that use the same parameters. What a rank alone has is not moved.
+        """
+        moved: Counter[str] = Counter()
+        for axes, part in self.views.items():
+            if axes:
+                moved[", ".join(axes)] += sum(part.traffic.bytes.values())
+        for part in self.stages.values():
+            moved["tied stages"] += sum(part.traffic.bytes.values())
+        moved["pipe"] += sum(self.links.traffic.bytes.values())
+        return {axes: count for axes, count in moved.items() if count}
 
     @property
     def world(self) -> Collectives:

@@ -44,7 +44,7 @@ RUN_DIR_ENV = "DSRUN_RUN_DIR"
 AS_DEEPSPEED_ENV = "DSRUN_AS_DEEPSPEED"
 #: Set once a process has said on the first rank that its `deepspeed` is dsrun: those that it starts say it no more.
 SAID_DEEPSPEED_ENV = "DSRUN_AS_DEEPSPEED_SAID"
-#: Set once this process has made an engine.
+#: Engines that this process has made with an optimizer, behind the process; absent before there is an engine.
 ENGINE_ENV = "DSRUN_ENGINE"
 #: Ranks along the axes of this process's last engine, behind the process that has made it.
 AXES_ENV = "DSRUN_AXES"
@@ -129,9 +129,13 @@ def take_local_rank_word(environ: MutableMapping[str, str]) -> list[str]:
     return [] if option is None else [f"{option}={environ.get('LOCAL_RANK', '0')}"]
 
 
-def note_engine() -> None:
-    """Writes down that this process has made an engine; for `has_made_engine`."""
-    os.environ[ENGINE_ENV] = str(os.getpid())
+def note_engine(*, trains: bool = False) -> None:
+    """Writes down that this process has made an engine; for `has_made_engine` and `training_engines`.
+
+    Args:
+        trains: whether the engine has an optimizer.
+    """
+    os.environ[ENGINE_ENV] = f"{os.getpid()} {training_engines() + trains}"
 
 
 def note_axes(sizes: Mapping[str, int]) -> None:
@@ -172,7 +176,13 @@ def planned_axes(environ: Mapping[str, str] | None = None) -> dict[str, int]:
 
 def has_made_engine() -> bool:
     """Whether this process has made an engine; those of its parents do not count."""
-    return os.environ.get(ENGINE_ENV) == str(os.getpid())
+    return os.environ.get(ENGINE_ENV, "").partition(" ")[0] == str(os.getpid())
+
+
+def training_engines() -> int:
+    """Returns the number of engines with an optimizer that this process has made; those of its parents do not count."""
+    pid, _, count = os.environ.get(ENGINE_ENV, "").partition(" ")
+    return int(count) if pid == str(os.getpid()) else 0
 
 
 def is_first_rank(environ: Mapping[str, str] | None = None) -> bool:

@@ -23,7 +23,8 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,6 +199,16 @@ class HeartbeatWriter:
         self._collective = b""
         self._longest = bytes(_LONGEST.size)
         self._stage = (0, 0, 0.0)
+        self._followers: list[weakref.WeakMethod[Callable[[str], None]]] = []
+
+    def follow_phases(self, enter: Callable[[str], None]) -> None:
+        """Has each phase told to somebody in this process as well, as it begins.
+
+        Args:
+            enter: method that is called with the phase; its object is not kept alive.
+        """
+        self._followers = [each for each in self._followers if each() is not None]
+        self._followers.append(weakref.WeakMethod(enter))
 
     def beat(self, step: int | None = None, phase: str | None = None) -> None:
         """Says that this rank goes on.
@@ -210,6 +221,10 @@ class HeartbeatWriter:
             self._step = step
         if phase is not None:
             self._phase = _bytes(phase, 48)
+            for follower in self._followers:
+                enter = follower()
+                if enter is not None:
+                    enter(phase)
         self._write()
 
     def tell_start(self, state: StartState) -> None:

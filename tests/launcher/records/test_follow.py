@@ -34,8 +34,7 @@ def test_lines_longer_than_a_chunk_are_read_whole(tmp_path: Path) -> None:
 def test_the_newest_record_of_an_event_is_found_from_the_end(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     assert last_record(path, "step", with_number="step") is None
-    path.write_text(
-        '{"event": "step", "step": 1}\n{"event": "step", "step": 2}\n{"event": "step"}\n{"event": "log", "of": "step"}\n{"ev'
-    )
+    lines = ['{"event": "step", "step": 1}', '{"event": "step", "step": 2}', '{"event": "step"}', '{"event": "log"}']
+    path.write_text("\n".join([*lines, '{"event": "step", "st']))
     assert last_record(path, "step", with_number="step") == {"event": "step", "step": 2}
     assert last_record(path, "checkpoint", with_number="step") is None

@@ -13,6 +13,7 @@ from torch import nn
 
 import dsrun
 from dsrun.errors import InputError, ModelError
+from dsrun.runtime.engine.step_sums import NUMBERS
 from dsrun.runtime.observe.memory import StatePrediction
 from dsrun.runtime.optim.registry import states_per_element
 from support.inside_engine import step_of, units_of
@@ -259,15 +260,15 @@ def test_a_step_sends_what_the_formula_says(stage: int, bf16: bool, accumulation
     calls, sent, units, numel = _traffic(stage, bf16, accumulation)
     steps, size = 2, 2 if bf16 else 4
     micro = steps * accumulation
-    # Numbers of 8 bytes: the mean loss, requests to stop, and how many parameters they have not used; where gradients
+    # Numbers of 8 bytes: those of `StepSums`, and how many parameters they have not used; where gradients
     # are spread, the sum of the norm with them, and before them the norm's largest block with the bounds of a mark of
     # what ranks gathered and wrote; where they are not, that mark and its square.
     if stage == 0:
         expected = {"all_reduce": micro * units + steps}
-        expected_bytes = {"all_reduce": micro * numel * size + steps * (3 + 2) * 8}
+        expected_bytes = {"all_reduce": micro * numel * size + steps * (NUMBERS + 1 + 2) * 8}
     else:
         expected = {"reduce_scatter": micro * units, "all_reduce": steps * 2}
-        expected_bytes = {"reduce_scatter": micro * numel * size, "all_reduce": steps * (3 + 4) * 8}
+        expected_bytes = {"reduce_scatter": micro * numel * size, "all_reduce": steps * (NUMBERS + 1 + 4) * 8}
     if stage in (1, 2):
         expected["all_gather"] = steps * units
         expected_bytes["all_gather"] = steps * numel * size

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from dsrun.contract.heartbeats import Beat, HeartbeatTable, HeartbeatWriter
 from dsrun.errors import ModelError
 from dsrun.runtime.engine.step import StepParts, spread_of, take_step
+from dsrun.runtime.engine.step_sums import RankNumbers
 from dsrun.runtime.mesh.c10d import C10dCollectives
 from dsrun.runtime.mesh.collectives import Collectives, Pending
 from dsrun.runtime.mesh.join.groups import RankInfo, join
@@ -87,7 +88,10 @@ def parts_of(collectives: Collectives, stage: int) -> StepParts:
 
 def told_by(rank: int) -> Tensor:
     """A loss, and what a rank requests to stop."""
-    return torch.tensor([1.0 + rank, 10.0 * rank], dtype=torch.float64)
+    numbers = RankNumbers(torch.device("cpu"))
+    numbers.add("losses", 1.0 + rank)
+    numbers.put("stop_request", 10.0 * rank)
+    return numbers.values_N
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -96,15 +100,15 @@ def test_a_step_updates_clips_forgets_and_sums_the_losses(stage: int, size: int)
     def body(collectives: LoopbackCollectives) -> None:
         parts = parts_of(collectives, stage)
         norm = 0.5 * (3 * NUMEL) ** 0.5
-        result = take_step(parts, at="", shared_2=told_by(collectives.rank), clipping=norm / 2, skip_non_finite=True)
+        result = take_step(parts, at="", numbers_N=told_by(collectives.rank), clipping=norm / 2, skip_non_finite=True)
         assert result.applied
         assert result.grad_norm == pytest.approx(norm, rel=1e-6)
-        assert result.loss_sum == sum(range(1, size + 1))
-        assert result.stop_request == 10 * (size - 1), "what any rank requests to stop, all know"
+        assert result.sums.losses == sum(range(1, size + 1))
+        assert result.sums.stop_request == 10 * (size - 1), "what any rank requests to stop, all know"
         for unit in parts.units:
             torch.testing.assert_close(unit.master, torch.full_like(unit.master, 0.75), rtol=1e-5, atol=0)
         # Forgotten: a step without a backward before it changes nothing.
-        again = take_step(parts, at="", shared_2=told_by(collectives.rank), clipping=0.0, skip_non_finite=True)
+        again = take_step(parts, at="", numbers_N=told_by(collectives.rank), clipping=0.0, skip_non_finite=True)
         assert again.grad_norm == 0
         for unit in parts.units:
             torch.testing.assert_close(unit.master, torch.full_like(unit.master, 0.75), rtol=1e-5, atol=0)
@@ -122,7 +126,7 @@ def test_ranks_that_gathered_other_blocks_are_refused_by_name_and_nothing_is_upd
             take_step(
                 parts,
                 at=" at step 5, micro step 2",
-                shared_2=told_by(collectives.rank),
+                numbers_N=told_by(collectives.rank),
                 clipping=0.0,
                 skip_non_finite=False,
             )
@@ -139,7 +143,7 @@ def test_a_step_has_one_host_read_which_says_what_it_is_of(stage: int) -> None:
         reading = NamedReads(collectives)
         parts = parts_of(reading, stage)
         with HostReads(reading) as reads:
-            take_step(parts, at="", shared_2=told_by(reading.rank), clipping=1.0, skip_non_finite=True)
+            take_step(parts, at="", numbers_N=told_by(reading.rank), clipping=1.0, skip_non_finite=True)
         assert reads.of == ["gradient norm and mean loss"]
 
     LoopbackWorld(2).run(body)
@@ -152,7 +156,7 @@ def test_the_search_for_a_gradient_that_is_not_finite_says_what_it_waits_for() -
         if reading.rank == 1:
             parts.units[1].grad_sum[0] = math.nan
         with HostReads(reading) as reads:
-            result = take_step(parts, at="", shared_2=told_by(reading.rank), clipping=1.0, skip_non_finite=True)
+            result = take_step(parts, at="", numbers_N=told_by(reading.rank), clipping=1.0, skip_non_finite=True)
         assert result.non_finite == "blocks.1.w"
         # Looks at the rank's own gradients wait for no other rank.
         assert [label for label in reads.of if label is not None] == [
@@ -203,7 +207,7 @@ def test_an_agent_sees_what_a_rank_waits_for_where_waits_do_not_block_the_host()
     parts = parts_of(C10dCollectives(group, waits, blocks_host=False), 1)
     heartbeat.beat(step=4, phase="step")
     with AtRead(table) as reads:
-        take_step(parts, at="", shared_2=told_by(0), clipping=1.0, skip_non_finite=True)
+        take_step(parts, at="", numbers_N=told_by(0), clipping=1.0, skip_non_finite=True)
     [during] = reads.seen
     after = table.read(0)
     table.close()

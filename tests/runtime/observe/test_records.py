@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,3 +49,49 @@ def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:
 def test_a_record_that_finds_no_room_names_its_file() -> None:
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
         RecordWriter(Path("/dev/full")).write("step", {})
+
+
+def test_records_behind_the_step_are_written_in_order_and_say_which_engine(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    writer = RecordWriter(path, engine=1)
+    for number in range(100):
+        writer.write_behind("step", {"step": number, "loss": float("nan")})
+    writer.flush()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(100))
+    assert {(line["engine"], line["loss"]) for line in lines} == {(1, None)}
+
+
+def test_a_process_that_ends_writes_what_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    source = f"""
+from pathlib import Path
+from dsrun.runtime.observe.records import RecordWriter
+writer = RecordWriter(Path({str(path)!r}))
+for number in range(1000):
+    writer.write_behind("step", {{"step": number}})
+"""
+    subprocess.run([sys.executable, "-c", source], timeout=60, check=True)
+    assert len(path.read_text().splitlines()) == 1000
+
+
+def test_a_disk_that_stands_still_holds_up_nobody(tmp_path: Path) -> None:
+    """A pipe that nobody reads takes some lines, and then none."""
+    path = tmp_path / "records.jsonl"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    writer = RecordWriter(path)
+    for number in range(2000):
+        writer.write_behind("step", {"step": number, "text": "x" * 100})
+    os.set_blocking(reader, True)
+    with os.fdopen(reader, "rb") as file:
+        lines = [json.loads(file.readline()) for _ in range(2000)]
+    assert [line["step"] for line in lines] == list(range(2000))
+
+
+def test_a_full_disk_is_told_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    writer = RecordWriter(Path("/dev/full"))
+    for number in range(3):
+        writer.write_behind("step", {"step": number})
+    writer.flush()
+    assert capsys.readouterr().out == "dsrun: records: /dev/full: No space left on device; steps are not recorded\n"

@@ -20,7 +20,6 @@ from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.mesh.collectives import WaitKind
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.mesh.wait_times import Waited, WaitTimes
-from dsrun.runtime.observe.records import RecordWriter
 from dsrun.runtime.observe.wait_report import (
     STEPS_PER_RECORD,
     Exchange,
@@ -30,6 +29,7 @@ from dsrun.runtime.observe.wait_report import (
     rows_of,
 )
 from support.late_collectives import LateWorld
+from support.written_records import RecordsAtOnce
 
 CPU = torch.device("cpu")
 RANKS = 3
@@ -61,7 +61,7 @@ def run(
         report = WaitReport(
             waits,
             axis,
-            RecordWriter(path if axis.rank == 0 else None),
+            RecordsAtOnce(path if axis.rank == 0 else None),
             device=device,
             is_recorded=is_recorded,
             clock=lambda: next(now_s) / 10 * STEPS_PER_RECORD,
@@ -101,7 +101,7 @@ def test_a_record_says_of_each_collective_how_long_ranks_waited_and_who_least_an
 def test_messages_of_other_stages_are_one_row_though_ranks_have_other_names_for_them(tmp_path: Path) -> None:
     def body(axis: LoopbackCollectives) -> None:
         waits = WaitTimes(HeartbeatWriter(None))
-        report = WaitReport(waits, axis, RecordWriter(tmp_path / "records"), device=CPU, is_recorded=True)
+        report = WaitReport(waits, axis, RecordsAtOnce(tmp_path / "records"), device=CPU, is_recorded=True)
         for number in range(STEPS_PER_RECORD + 1):
             for name in ("activations", "gradients"):
                 waits.enter(f"receive of {name} for chunk {axis.rank} from rank {1 - axis.rank}", WaitKind.THREAD)
@@ -122,7 +122,7 @@ def test_the_first_step_is_not_in_a_record(tmp_path: Path) -> None:
         waits = WaitTimes(HeartbeatWriter(None))
         waits.enter("building", WaitKind.THREAD)
         waits.leave(100.0)
-        report = WaitReport(waits, axis, RecordWriter(tmp_path / "records"), device=CPU, is_recorded=True)
+        report = WaitReport(waits, axis, RecordsAtOnce(tmp_path / "records"), device=CPU, is_recorded=True)
         for number in range(STEPS_PER_RECORD + 1):
             report.end_step(number)
 
@@ -138,7 +138,7 @@ def test_nothing_is_exchanged_before_so_many_steps_nor_where_nothing_is_recorded
 
 def test_a_lone_rank_records_nothing(tmp_path: Path) -> None:
     waits, alone = waits_of(0, 0), AloneCollectives()
-    report = WaitReport(waits, alone, RecordWriter(tmp_path / "records"), device=CPU, is_recorded=True)
+    report = WaitReport(waits, alone, RecordsAtOnce(tmp_path / "records"), device=CPU, is_recorded=True)
     for number in range(3 * STEPS_PER_RECORD):
         report.end_step(number)
     assert alone.traffic.calls == {}
@@ -195,7 +195,7 @@ class Copied:
 
 def test_an_exchange_is_recorded_once_and_when_its_copy_has_ended(tmp_path: Path) -> None:
     rows = torch.tensor([rows_of({"barrier": Waited(1, rank)}) for rank in range(2)], dtype=torch.float64)
-    last = UnrecordedExchange(RecordWriter(tmp_path / "records"), rows.view(-1), size=2)
+    last = UnrecordedExchange(RecordsAtOnce(tmp_path / "records"), rows.view(-1), size=2)
     last.record_at_end()
     last.put(Exchange(21, 20, 0.1, {float(crc32(b"barrier")): "barrier"}, Copied(False, True)))
     last.record()
@@ -207,7 +207,7 @@ def test_an_exchange_is_recorded_once_and_when_its_copy_has_ended(tmp_path: Path
 
 
 def test_at_the_end_a_device_that_has_failed_is_no_further_error(tmp_path: Path) -> None:
-    last = UnrecordedExchange(RecordWriter(tmp_path / "records"), torch.zeros(2 * len(rows_of({})) * 3), size=2)
+    last = UnrecordedExchange(RecordsAtOnce(tmp_path / "records"), torch.zeros(2 * len(rows_of({})) * 3), size=2)
     last.put(Exchange(21, 20, 0.1, {}, Copied(RuntimeError("CUDA error"), RuntimeError("CUDA error"))))
     last.record_at_end()
     with pytest.raises(RuntimeError, match="CUDA error"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dsrun.runtime.observe.tokens import count_tokens
+from dsrun.runtime.observe.steps.tokens import count_tokens
 
 TOKENS = torch.zeros(3, 5, dtype=torch.int64)
 IMAGES = torch.zeros(3, 1, 4, 4)

@@ -1,0 +1,82 @@
+"""Numbers that the ranks add up once a step, in the all-reduce that the gradient norm needs anyhow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Name = Literal[
+    "losses", "stop_request", "tokens_padded", "tokens", "tokens_in_loss", "labels", "model_flops", "hardware_flops"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSums:
+    """Sums over all ranks of one step.
+
+    Attributes:
+        losses: Sum of the losses of all micro batches.
+        stop_request: Sum of the requests to stop, see `stop_signals`; 0 where no rank was asked to.
+        tokens_padded: Number of tokens with padding; 0 where a model takes none.
+        tokens: Number of tokens without padding that an attention mask tells.
+        tokens_in_loss: Number of labels that count.
+        labels: Number of all labels; 0 where they are not seen.
+        model_flops: Operations of forwards and backwards, each once; 0 where they are not counted.
+        hardware_flops: Operations with those that were computed again.
+    """
+
+    losses: float
+    stop_request: float = 0.0
+    tokens_padded: float = 0.0
+    tokens: float = 0.0
+    tokens_in_loss: float = 0.0
+    labels: float = 0.0
+    model_flops: float = 0.0
+    hardware_flops: float = 0.0
+
+
+_NAMES: tuple[str, ...] = tuple(each.name for each in fields(StepSums))
+#: Numbers of a rank.
+NUMBERS = len(_NAMES)
+
+
+class RankNumbers:
+    """This rank's part of the sums of a step.
+
+    Args:
+        device: Device that they are summed on, so that the host need not read what the device computes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        #: fp64, [NUMBERS].
+        self.values_N = torch.zeros(NUMBERS, dtype=torch.float64, device=device)
+        self._slots = {name: self.values_N[index : index + 1] for index, name in enumerate(_NAMES)}
+
+    def add(self, name: Name, value: Tensor | float) -> None:
+        """Adds to a number; a tensor of one element may lie on any device."""
+        if isinstance(value, Tensor):
+            value = value.detach().reshape(1).to(self.values_N.device)
+        self._slots[name].add_(value)
+
+    def put(self, name: Name, value: float) -> None:
+        """Replaces a number."""
+        self._slots[name].fill_(value)
+
+    def forget(self) -> None:
+        """Begins anew, but for a request to stop."""
+        for name, slot in self._slots.items():
+            if name != "stop_request":
+                slot.zero_()
+
+    def clear(self) -> None:
+        """Begins a new step."""
+        self.values_N.zero_()
+
+
+def read_sums(values: Sequence[float]) -> StepSums:
+    """Returns sums by name; the first numbers of what `RankNumbers` of all ranks add up to."""
+    return StepSums(*values[:NUMBERS])

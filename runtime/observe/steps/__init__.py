@@ -1,0 +1,1 @@
+"""What an optimizer step took on a rank, and on all of them."""

@@ -1,0 +1,59 @@
+"""How many tokens a batch has: by shapes, by an attention mask, and by labels. Reads nothing from a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+#: Label that losses pass over, as in `torch.nn.functional.cross_entropy`.
+IGNORED_LABEL = -100
+
+
+def count_tokens(args: Iterable[Any], kwargs: Mapping[str, Any]) -> int:
+    """Returns samples x sequence length of the first tensor among a forward's arguments; 0 where it holds no tokens.
+
+    Tokens are whole numbers in two dimensions. An image, a table of real numbers or a batch of labels is none, and a
+    model that takes whole numbers of another meaning in two dimensions is counted wrongly.
+    """
+    for tensor in _tensors([*args, *kwargs.values()]):
+        return tensor.numel() if _holds_tokens(tensor) else 0
+    return 0
+
+
+def count_unpadded(kwargs: Mapping[str, Any], padded: int) -> Tensor | int:
+    """Returns the tokens that an attention mask lets through; all of them where there is no mask of that form.
+
+    Args:
+        kwargs: keyword arguments of a forward.
+        padded: number of its tokens, see `count_tokens`.
+    """
+    mask = kwargs.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.numel() != padded or mask.dtype.is_floating_point:
+        return padded
+    return mask.count_nonzero()
+
+
+def count_labels(labels: Any) -> tuple[int, Tensor] | None:
+    """Returns the number of labels, and of those that count in the loss; None where they are no labels of tokens.
+
+    Args:
+        labels: labels that a loss compares the output with, of any form.
+    """
+    if not isinstance(labels, Tensor) or not _holds_tokens(labels):
+        return None
+    return labels.numel(), (labels != IGNORED_LABEL).count_nonzero()
+
+
+def _holds_tokens(tensor: Tensor) -> bool:
+    return tensor.ndim == 2 and tensor.dtype in (torch.int64, torch.int32)
+
+
+def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from _tensors(cast("Mapping[Any, Any]", value).values())
