@@ -160,7 +160,6 @@ EXPECTED: dict[str, tuple[list[str], dict[str, Any]]] = {
     "a chat example with monitors": (
         [
             SAVES,
-            "`wall_clock_breakdown` has no effect yet: this version does not time the parts of a step",
             "`tensorboard` is left out: this version does not write TensorBoard files yet",
             "`wandb` is left out: this version does not send scalars to Weights & Biases yet",
             idle(

@@ -91,10 +91,7 @@ class Training(Section):
     wall_clock_breakdown: Annotated[
         Flag,
         knob(
-            "Time forward, backward and step apart.",
-            status=Status.PLANNED,
-            reason="time the parts of a step",
-            harmless=True,
+            "Print the seconds of each phase of a step with its progress line; no step waits for the device for it.",
             users=(226, 34),
         ),
     ] = False
