@@ -47,34 +47,54 @@ NUMBERS = len(_NAMES)
 class RankNumbers:
     """This rank's part of the sums of a step.
 
+    Numbers of the host are added up there, and go to the device once a step; those of a device are added up on it, so
+    that the host need not read what the device computes.
+
     Args:
-        device: Device that they are summed on, so that the host need not read what the device computes.
+        device: Device that the ranks' sums are made on.
     """
 
     def __init__(self, device: torch.device) -> None:
-        #: fp64, [NUMBERS].
-        self.values_N = torch.zeros(NUMBERS, dtype=torch.float64, device=device)
-        self._slots = {name: self.values_N[index : index + 1] for index, name in enumerate(_NAMES)}
+        self._device = device
+        self._on_host = dict.fromkeys(_NAMES, 0.0)
+        self._on_device_N = torch.zeros(NUMBERS, dtype=torch.float64, device=device)
+        self._slots = {name: self._on_device_N[index : index + 1] for index, name in enumerate(_NAMES)}
 
     def add(self, name: Name, value: Tensor | float) -> None:
-        """Adds to a number; a tensor of one element may lie on any device."""
-        if isinstance(value, Tensor):
-            value = value.detach().reshape(1).to(self.values_N.device)
-        self._slots[name].add_(value)
+        """Adds to a number; a tensor has one element, on any device."""
+        if not isinstance(value, Tensor):
+            self._on_host[name] += value
+        elif value.device.type == "cpu" == self._device.type:
+            self._on_host[name] += value.item()
+        else:
+            self._slots[name].add_(value.detach().reshape(1).to(self._device))
 
     def put(self, name: Name, value: float) -> None:
-        """Replaces a number."""
-        self._slots[name].fill_(value)
+        """Replaces a number of the host."""
+        self._on_host[name] = value
+
+    def values_N(self) -> Tensor:
+        """Returns the numbers: fp64, [NUMBERS]; what is added later counts in the next step, after `clear`."""
+        if self._device.type == "cpu":
+            return torch.tensor(list(self._on_host.values()), dtype=torch.float64)
+        for name, value in self._on_host.items():
+            if value:
+                # By the value and not copied from the host: a copy would wait for all that the device has to do.
+                self._slots[name].add_(value)
+                self._on_host[name] = 0.0
+        return self._on_device_N
 
     def forget(self) -> None:
         """Begins anew, but for a request to stop."""
-        for name, slot in self._slots.items():
-            if name != "stop_request":
-                slot.zero_()
+        request = self._on_host["stop_request"]
+        self.clear()
+        self._on_host["stop_request"] = request
 
     def clear(self) -> None:
         """Begins a new step."""
-        self.values_N.zero_()
+        self._on_host = dict.fromkeys(_NAMES, 0.0)
+        if self._device.type != "cpu":
+            self._on_device_N.zero_()
 
 
 def read_sums(values: Sequence[float]) -> StepSums:

@@ -78,7 +78,7 @@ class GlobalSteps:
         result = take_step(
             step,
             at=str(self._mesh.where),
-            numbers_N=self._report.numbers.values_N,
+            numbers_N=self._report.numbers.values_N(),
             clipping=update.clipping,
             skip_non_finite=update.skip_non_finite,
             loss_scale=update.loss_scale.value,

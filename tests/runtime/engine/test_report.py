@@ -184,7 +184,7 @@ def test_a_loss_may_lie_on_another_device_than_the_engine() -> None:
     report = report_on(elsewhere)
     with OneDevice():
         report.add_loss(torch.tensor([0.5]))
-    assert report.numbers.values_N.device == elsewhere
+    assert report.numbers.values_N().device == elsewhere
 
 
 class Layers(nn.Module):

@@ -91,7 +91,7 @@ def told_by(rank: int) -> Tensor:
     numbers = RankNumbers(torch.device("cpu"))
     numbers.add("losses", 1.0 + rank)
     numbers.put("stop_request", 10.0 * rank)
-    return numbers.values_N
+    return numbers.values_N()
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -15,9 +15,9 @@ def test_numbers_are_read_by_the_names_they_were_added_by() -> None:
         numbers.add("tokens", 4)
         numbers.add("model_flops", 1e18)
         numbers.put("stop_request", 1.0)
-    read = read_sums([*(first.values_N + second.values_N).tolist(), 7.0])
+    read = read_sums([*(first.values_N() + second.values_N()).tolist(), 7.0])
     assert read == StepSums(1.0, stop_request=2.0, tokens=14.0, model_flops=2e18)
-    assert first.values_N.shape == (NUMBERS,)
+    assert first.values_N().shape == (NUMBERS,)
 
 
 def test_a_batch_that_is_given_up_is_forgotten_and_a_request_to_stop_is_not() -> None:
@@ -25,6 +25,6 @@ def test_a_batch_that_is_given_up_is_forgotten_and_a_request_to_stop_is_not() ->
     numbers.add("losses", 1.0)
     numbers.put("stop_request", 2.0)
     numbers.forget()
-    assert read_sums(numbers.values_N.tolist()) == StepSums(0.0, stop_request=2.0)
+    assert read_sums(numbers.values_N().tolist()) == StepSums(0.0, stop_request=2.0)
     numbers.clear()
-    assert read_sums(numbers.values_N.tolist()) == StepSums(0.0)
+    assert read_sums(numbers.values_N().tolist()) == StepSums(0.0)
