@@ -58,7 +58,7 @@ def _record_of(line: bytes) -> dict[str, Any] | None:
 class ProgressLine:
     """What the newest step says.
 
-    Fields that a record lacks are left out: `total_steps`, `tokens_per_s`, `tflops` and `memory_bytes` are there only
+    Fields that a record lacks are left out: `total_steps`, `tokens_per_s`, `model_tflops` and `memory_bytes` are there only
     where the runtime knows them.
     """
 
@@ -69,7 +69,8 @@ class ProgressLine:
     def take(self, record: Mapping[str, Any]) -> None:
         """Takes a record; those that are no steps change nothing."""
         step = _number(record, "step")
-        if record.get("event") != "step" or step is None:
+        # With several engines in a process the first one's steps are told.
+        if record.get("event") != "step" or record.get("engine") or step is None:
             return
         if step <= (_number(self._newest, "step") or 0):
             # The job began anew from a checkpoint, perhaps on another number of ranks.
@@ -92,7 +93,7 @@ class ProgressLine:
             parts.append("loss not finite" if loss is None else f"loss {loss:.4g}")
         if (tokens := _number(newest, "tokens_per_s")) is not None:
             parts.append(f"{format_count(tokens).replace('K', 'k')} tokens/s")
-        if (tflops := _number(newest, "tflops")) is not None:
+        if (tflops := _number(newest, "model_tflops")) is not None:
             parts.append(f"{tflops:.3g} TFLOP/s")
         if (memory := _number(newest, "memory_bytes")) is not None:
             parts.append(format_bytes(memory))

@@ -60,6 +60,7 @@ class RunHistory:
         logs: Figures of the script, in order of their step.
         checkpoints: Records of saved checkpoints, in order of time, as they were written.
         rewinds: Steps that were lost with an attempt.
+        engines: Number of engines that train in the process of rank 0; the records of the first one count.
         unread: Number of records of a known event that lack a field: those of another version.
     """
 
@@ -70,6 +71,7 @@ class RunHistory:
     logs: list[LogRecord] = field(default_factory=list[LogRecord])
     checkpoints: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     rewinds: list[Rewind] = field(default_factory=list[Rewind])
+    engines: int = 1
     unread: int = 0
 
     @property
@@ -86,6 +88,11 @@ class RunHistory:
                 self.unread += 1
 
     def _take(self, record: Mapping[str, Any]) -> None:
+        engine = record.get("engine", 0)
+        if engine:
+            # Of an actor and its critic, say: steps of both in one curve would be none's.
+            self.engines = max(self.engines, engine + 1)
+            return
         match record.get("event"):
             case event if event == START_EVENT:
                 self.starts.append(dict(record))

@@ -23,7 +23,9 @@ def line_of(*records: dict[str, Any]) -> str:
 
 
 def test_all_that_the_runtime_knows() -> None:
-    record = step(120, total_steps=1000, tokens_per_s=14_200, tflops=31.04, memory_bytes=61.3 * 2**30, seconds=0.823)
+    record = step(
+        120, total_steps=1000, tokens_per_s=14_200, model_tflops=31.04, memory_bytes=61.3 * 2**30, seconds=0.823
+    )
     assert line_of(record) == "step 120/1000  loss 2.312  14.2k tokens/s  31 TFLOP/s  61.3 GiB  ETA 12m 4s"
 
 
@@ -36,6 +38,7 @@ def test_all_that_the_runtime_knows() -> None:
         (step(5, total_steps=5), "step 5/5  loss 2.312"),
         (step(4, total_steps=5, seconds=None), "step 4/5  loss 2.312"),
         ({"event": "plan", "step": 3}, ""),
+        (step(3, engine=1), ""),
         ({"event": "step"}, ""),
         ({"event": "step", "step": "3"}, ""),
     ],

@@ -52,6 +52,13 @@ def test_steps_that_are_taken_again_count_once() -> None:
     assert history.steps[39].time == BEGIN_S + 40 * STEP_S
 
 
+def test_steps_of_a_second_engine_are_no_steps_of_the_first() -> None:
+    history = RunHistory()
+    history.take([*run_lines(range(1, 4)), {**step_line(a_step(1)), "engine": 1}, {**start_line(), "engine": 2}])
+    assert [each.step for each in history.steps] == [1, 2, 3]
+    assert (history.engines, len(history.starts), history.rewinds) == (3, 1, [])
+
+
 def test_records_of_another_version_are_counted_and_passed_over() -> None:
     history = RunHistory()
     line = step_line(a_step(1))
