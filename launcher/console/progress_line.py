@@ -58,8 +58,8 @@ def _record_of(line: bytes) -> dict[str, Any] | None:
 class ProgressLine:
     """What the newest step says.
 
-    Fields that a record lacks are left out: `total_steps`, `tokens_per_s`, `model_tflops` and `memory_bytes` are there only
-    where the runtime knows them.
+    Fields that a record lacks are left out: `total_steps`, `tokens_per_s`, `model_tflops` and `memory_bytes` are there
+    only where the runtime knows them.
     """
 
     def __init__(self) -> None:
