@@ -40,6 +40,7 @@ from ..optim.structure.exact_sums import power_of_two
 from ..parallel.tensor.operators import share_input
 from ..parallel.tensor.vocabulary.cross_entropy import cut_cross_entropy
 from ..parallel.tensor.vocabulary.part import VocabularyPart
+from ..second_runs import SecondRun, running_again
 from .loss_kernels import Reduction
 
 
@@ -227,7 +228,7 @@ class _PerToken(torch.autograd.Function):
         wanted: tuple[bool, ...],
     ) -> Tensor:
         layer = _layer(weight_VD, bias_V, options)
-        with _alone(hidden_ND.device.type):
+        with _alone(hidden_ND.device.type), running_again(SecondRun(whole=1)):
             losses = [
                 layer.losses(F.linear(hidden_CD, layer.weight_VD, layer.bias_V), targets_C, "none")
                 for _, hidden_CD, targets_C in layer.chunks(hidden_ND, targets_N)

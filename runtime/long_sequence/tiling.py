@@ -24,6 +24,7 @@ from dsrun.errors import ModelError
 
 from ..activation.configured import get_cuda_rng_tracker
 from ..activation.recompute.surroundings import Surroundings
+from ..second_runs import SecondRun, running_again
 from .uncompiled import uncompiled
 
 #: Of the input: positions of a sequence are the last dimension but one.
@@ -88,7 +89,8 @@ class _Tiled(torch.autograd.Function):
         ctx.surroundings = Surroundings((x,), get_cuda_rng_tracker(), preserve_rng=True)
         ctx.module, ctx.size, ctx.wanted = module, size, wanted
         ctx.save_for_backward(x)
-        return _run(module, x, size)
+        with running_again(SecondRun(whole=1)):
+            return _run(module, x, size)
 
     @staticmethod
     @once_differentiable

@@ -39,6 +39,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from dsrun.errors import ModelError
 
 from ...kept_results import KeptResults, keeping
+from ...second_runs import SecondRun, running_again
 from ..keep.keeper import AsItIs, Ticket
 from ..keep.nested import tensors_in, with_leaves, with_tensors
 from .options import CallOptions
@@ -58,7 +59,7 @@ def running(call: RecomputedCall) -> Generator[None]:
     """Inside, `call` is the present one."""
     token = _present.set(call)
     try:
-        with keeping(call.results):
+        with keeping(call.results), nullcontext() if call.has_ended else running_again(call.second_run):
             yield
     finally:
         _present.reset(token)
@@ -115,6 +116,7 @@ class RecomputedCall:
         listens: whether tensors that a second run saves now stand for those of the first run; a module's hooks switch
             it on and off.
         arguments: arguments of the second run in progress; None for none.
+        second_run: count of the further runs that the call will have.
         stubs: stubs of the tensors that the call saved.
         results: results of other ranks' that the first run has kept.
 
@@ -142,6 +144,10 @@ class RecomputedCall:
         self._options = options
         self._at_once = chain is None or chain.at_once
         self.before = None if chain is None or chain.last is None else chain.last()
+        self.second_run = SecondRun(cut=1, keeps_products=options.contexts is not None)
+        if self.before is not None:
+            # Another call follows it, see [Note: chains]: it runs to its end, and in two passes once more on its own.
+            self.before.second_run.whole, self.before.second_run.cut = 1, 0 if self._at_once else 1
         self._inputs: list[_Kept | _FromCall] = []
         self.kept_bytes = 0
         self.results = KeptResults(beside_products=options.contexts is not None)
@@ -209,6 +215,7 @@ class RecomputedCall:
         return _Place(len(self._inputs) - 1)
 
     def _drop(self, tensor: Tensor) -> Stub:
+        self.second_run.saved += 1
         return self.stubs.drop(tensor, self)
 
     # The second run ---------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from dsrun.errors import ModelError
 
+from ...second_runs import SecondRun, running_again
 from .rng import RngState, RngTracker, capture, replayed
 
 _Pair = tuple[Tensor, Tensor]
@@ -134,7 +135,8 @@ class _Stack(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, stack: ReversibleStack, count: int, x1: Tensor, x2: Tensor, *params: Tensor) -> _Pair:
-        y1, y2, ctx.states = stack.run_noting_generators(x1, x2)
+        with running_again(SecondRun(whole=1)):
+            y1, y2, ctx.states = stack.run_noting_generators(x1, x2)
         ctx.stack = stack
         ctx.count = count
         ctx.save_for_backward(y1, y2, *params)
