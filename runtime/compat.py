@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,11 +22,14 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import attention
 from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "COMPILER",
     "AttentionChoice",
+    "EnclosingCalls",
     "HashStore",
+    "OperationObserver",
     "PrefixStore",
     "Store",
     "TCPStore",
@@ -35,6 +39,7 @@ __all__ = [
     "backward_number",
     "compiler_is_imported",
     "compiler_memory_budget",
+    "enclosing_calls",
     "foreach_mul",
     "foreach_zero",
     "forward_hooks",
@@ -46,6 +51,7 @@ __all__ = [
     "is_compiled",
     "keeps_graph",
     "memory_trace",
+    "named_arguments",
     "new_named_group",
     "out_of_transforms",
     "pass_for_parameter",
@@ -439,6 +445,121 @@ def unseen_by_dispatch_modes() -> AbstractContextManager[None]:
     from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore
 
     return _disable_current_modes()  # pyright: ignore
+
+
+class OperationObserver(TorchDispatchMode):
+    """A TorchDispatchMode that hears of each operation once it has run, and changes none.
+
+    It is of no concern to compilers: what they compile inside of it is what they compile without it, and no compiler is
+    imported for it. torch reads both from methods that are private, or new in one of its versions: in one without
+    `ignore_compile_internals` nothing that is compiled may run inside.
+
+    Args:
+        observe: Function to call with the operation, its arguments, its keyword arguments and its result.
+    """
+
+    #: Operations of higher order, such as flex_attention, are heard of like others.
+    supports_higher_order_operators = True
+    #: Whether this torch compiles inside of it what it compiles without it.
+    is_ignored_by_compilers = hasattr(TorchDispatchMode, "ignore_compile_internals")
+
+    def __init__(self, observe: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]) -> None:
+        super().__init__()
+        self._observe = observe
+        if compiler_is_imported() and OperationObserver.__torch_dispatch__ is OperationObserver._dispatch:
+            # From now on a compiler may look into whatever runs; for good, as compilers stay.
+            hidden: Any = torch.compiler.disable(OperationObserver._dispatch)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            OperationObserver.__torch_dispatch__ = hidden
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Says that compilers compile as they do without this mode."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # hiding the class from the compiler would import that
+
+    def _dispatch(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self._observe(func, args, kwargs or {}, out)
+        return out
+
+    __torch_dispatch__ = _dispatch
+
+
+def named_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of an operation by the names of its schema, or of its Python signature."""
+    schema: Any = getattr(func, "_schema", None)
+    if schema is None:
+        return dict(inspect.signature(func.__call__).bind(*args, **kwargs).arguments)
+    given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)}
+    return {**given, **kwargs}
+
+
+class EnclosingCalls(NamedTuple):
+    """What of torch calls the code that runs, see `enclosing_calls`.
+
+    Attributes:
+        function_inputs: Arguments of the innermost custom autograd function whose forward it is; None outside of any.
+        checkpoints: For each torch.utils.checkpoint that runs it again, a function that returns the number of tensors
+            saved in it so far; None where all of it runs again.
+        is_kept: Whether a selective checkpoint keeps the results of the operation that is asked about.
+    """
+
+    function_inputs: tuple[Any, ...] | None
+    checkpoints: tuple[Callable[[], int] | None, ...]
+    is_kept: bool
+
+
+_FUNCTION_FILE = sys.modules["torch.autograd.function"].__file__
+_CHECKPOINT = "torch.utils.checkpoint"
+
+
+def enclosing_calls(func: Any) -> EnclosingCalls:
+    """Returns the calls of torch that this thread is inside of, read from its stack; for a few calls a run only.
+
+    Args:
+        func: Operation that selective checkpoints are asked about.
+    """
+    inputs: tuple[Any, ...] | None = None
+    checkpoints: list[Callable[[], int] | None] = []
+    is_kept = False
+    checkpoint_file = getattr(sys.modules.get(_CHECKPOINT), "__file__", None)
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == _FUNCTION_FILE and code.co_name == "apply" and inputs is None:
+            inputs = tuple(frame.f_locals.get("args", ()))
+        elif code.co_filename == checkpoint_file:
+            if code.co_name == "__torch_dispatch__":
+                is_kept |= _keeps(frame.f_locals.get("self"), func)
+            elif code.co_name == "checkpoint" and "gen" in frame.f_locals:
+                checkpoints.append(_saved_in(frame.f_locals["gen"]))
+            elif code.co_name == "forward" and "run_function" in frame.f_locals:
+                checkpoints.append(None)
+        frame = frame.f_back
+    return EnclosingCalls(inputs, tuple(checkpoints), is_kept)
+
+
+def _keeps(mode: Any, func: Any) -> bool:
+    """Whether a mode of a selective checkpoint keeps an operation; only torch's own policy can be asked twice."""
+    policy: Any = getattr(mode, "policy_fn", None)
+    if policy is None or policy.__module__ != _CHECKPOINT:
+        return False
+    checkpoint: Any = sys.modules[_CHECKPOINT]
+    decided = policy(None, func)
+    policies = checkpoint.CheckpointPolicy
+    return decided in (policies.MUST_SAVE, policies.PREFER_SAVE)
+
+
+def _saved_in(generator: Any) -> Callable[[], int] | None:
+    """Returns what counts the tensors saved in a checkpoint that ends with the last of them; None for another."""
+    inner = getattr(generator, "gi_frame", None)
+    made = None if inner is None else inner.f_locals.get("new_frame")
+    if made is None or not getattr(made, "early_stop", False):
+        return None
+    return lambda: len(made.weak_holders)
 
 
 def without_overrides() -> AbstractContextManager[None]:

@@ -106,6 +106,16 @@ class Architecture:
         mlp = (3 if self.gated else 2) * self.hidden * -(-self.intermediate // ranks)
         return 2 * self.hidden * (queries + keys) + biases + mlp
 
+    def block_attention_flops(self, sequence: int) -> float:
+        """Returns the FLOPs of one block's causal attention in the forward of a token.
+
+        Two products of queries and keys, and of scores and values; a token sees half of the others in the mean.
+
+        Args:
+            sequence: tokens of a sequence.
+        """
+        return 2.0 * self.attention_width * sequence
+
     @property
     def kv_numel(self) -> int:
         """Parameters of one block that make keys and values."""

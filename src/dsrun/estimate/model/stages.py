@@ -166,7 +166,7 @@ def head_in_blocks(shape: Architecture, sequence: int) -> float:
 
 
 def _block_cost(shape: Architecture, sequence: int) -> float:
-    return 2.0 * shape.block_numel + 2.0 * shape.attention_width * sequence
+    return 2.0 * shape.block_numel + shape.block_attention_flops(sequence)
 
 
 def _layers(model: ModelSize) -> _Layers:

@@ -115,7 +115,7 @@ def model_flops(
     attention = 0.0
     if shape is not None:
         looked_up = (0 if shape.tied else shape.embedding_numel) + shape.positions * shape.hidden
-        attention = 2.0 * shape.layers * shape.attention_width * settings.sequence
+        attention = shape.layers * shape.block_attention_flops(settings.sequence)
     multiplied = max(0, model.numel - looked_up)
     trained = min(model.trained_numel, multiplied)
     forward = 2.0 * multiplied + attention

@@ -1,0 +1,1 @@
+"""FLOPs of a training step: counted by operations, and what share of a device's peak they are."""
