@@ -129,6 +129,11 @@ def note_whole_numel(param: nn.Parameter, numel: int) -> None:
     setattr(param, _WHOLE_NUMEL, numel)
 
 
+def is_part(param: nn.Parameter) -> bool:
+    """Whether this rank keeps a part of a whole parameter, see `note_whole_numel`."""
+    return hasattr(param, _WHOLE_NUMEL)
+
+
 def find_stacks(module: nn.Module, *, skip: Callable[[nn.Module], bool], name: str = "") -> list[Stack]:
     """Returns the outermost stacks in `module`, in order of registration.
 

@@ -12,6 +12,8 @@ from dsrun.config.config import Config
 
 from ..mesh.join.groups import ProcessGroupMesh
 from ..observe.allocation_history import wanted_history
+from ..observe.flops.peaks import peak_flops
+from ..observe.flops.step_flops import StepFlops
 from ..observe.memory_watch import MemoryWatch
 from ..observe.peaks import PeakSummary
 from ..observe.steps.figures import StepFigures, memory_by_tier
@@ -62,6 +64,7 @@ class Components:
         steps: Optimizer steps.
         report: Lines and records of each step.
         script_figures: Figures that the script logs.
+        flops: Counter of the operations of forwards; None where the run is not recorded.
         memory: Bytes that this rank holds, by owner.
         memory_watch: Samples of memory during steps.
         peaks: Summary of the peaks of memory, told at the end.
@@ -82,6 +85,7 @@ class Components:
     steps: GlobalSteps
     report: StepReport
     script_figures: ScriptFigures
+    flops: StepFlops | None
     memory: MemoryQueries
     memory_watch: MemoryWatch
     peaks: PeakSummary
@@ -171,6 +175,11 @@ def make_components(
     peaks = PeakSummary(
         records, rank=mesh.info.rank, device=device, predicted_state_bytes=observation.predicted.total_bytes()
     )
+    is_recorded = is_recorded_for_all(mesh)
+    flops = (
+        StepFlops(sharded.chunks.stages.modules_of, say=job.say, tensor_ranks=mesh.tensor.size) if is_recorded else None
+    )
+    peak = peak_flops(device, sharded.precision.compute)
     phases = phase_times_of(device)
     heartbeat.follow_phases(phases.enter)
     spread = SpreadOfSteps(STEPS_PER_RECORD, records, memory=lambda: memory_by_tier(device)[1])
@@ -186,11 +195,10 @@ def make_components(
         total_steps=getattr(update.scheduler, "total_num_steps", None),
         figures=StepFigures(phases, job.waits, moved=mesh.bytes_by_axis, spread=spread),
         script=figures_of_script,
+        peak_flops=None if peak is None else peak * mesh.info.world_size,
         times_steps=settings.wall_clock_breakdown,
         wear=observation.wear,
-        waits=WaitReport(
-            job.waits, mesh.world, records, device=device, is_recorded=is_recorded_for_all(mesh), spread=spread
-        ),
+        waits=WaitReport(job.waits, mesh.world, records, device=device, is_recorded=is_recorded, spread=spread),
         same=hooks.same,
     )
 
@@ -219,6 +227,7 @@ def make_components(
         memory_watch=memory_watch,
         peaks=peaks,
         report=report,
+        flops=flops,
     )
     return Components(
         guard=guard,
@@ -240,10 +249,12 @@ def make_components(
             heartbeat=heartbeat,
             hooks=hooks.units,
             check=check_trains,
+            flops=flops,
         ),
         steps=steps,
         report=report,
         script_figures=figures_of_script,
+        flops=flops,
         memory=memory,
         memory_watch=memory_watch,
         peaks=peaks,

@@ -224,7 +224,7 @@ class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, TorchModule
             args, kwargs = cast_floating((args, kwargs), self._cast_inputs)
         self._hooks.units.before_forward()
         try:
-            with self._components.guard.explaining(), self._under_autocast():
+            with self._components.guard.explaining(), self._under_autocast(), self._counted(trains, args, kwargs):
                 return self.module(*args, **kwargs)
         except DsrunError:
             raise
@@ -393,6 +393,13 @@ class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, TorchModule
     def was_step_applied(self) -> bool:
         """Whether the last `step` changed the parameters."""
         return self._progress.step_applied
+
+    def _counted(
+        self, trains: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> AbstractContextManager[object]:
+        """Returns what counts the operations of a forward; nothing where it does not train, or nothing is recorded."""
+        flops = self._components.flops
+        return nullcontext() if flops is None or not trains else flops.counting(0, args, kwargs)
 
     def _under_autocast(self) -> AbstractContextManager[object]:
         """Returns what forward runs under: the config's autocast, or else whatever the script has opened."""

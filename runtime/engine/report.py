@@ -133,7 +133,12 @@ class StepReport:
             self.numbers.add("tokens_in_loss", found[1])
 
     def add_flops(self, model: float, hardware: float) -> None:
-        """Takes the operations of this rank's forwards and backwards of a step, each once, and all of them."""
+        """Takes the operations of this rank's forwards and backwards of a step, each once, and all of them.
+
+        Args:
+            model: operations, each once; nan where they are not known.
+            hardware: operations with those that are computed again.
+        """
         self.numbers.add("model_flops", model)
         self.numbers.add("hardware_flops", hardware)
 
@@ -232,7 +237,7 @@ class StepReport:
                 told["tokens_padded"] = int(sums.tokens_padded)
         if sums.labels and sums.tokens_in_loss != sums.labels:
             told["tokens_in_loss"] = int(sums.tokens_in_loss)
-        if sums.model_flops:
+        if sums.model_flops and math.isfinite(sums.model_flops):
             told["model_tflops"] = _digits(sums.model_flops / seconds / 1e12)
             told["hardware_tflops"] = _digits(sums.hardware_flops / seconds / 1e12)
             if self._peak_flops:

@@ -23,7 +23,7 @@ def test_two_stages_name_themselves_and_have_the_losses_and_norms_of_one_to_the_
     )
     assert len(one.steps) == 3
     assert two.steps == one.steps
-    assert two.numel == pytest.approx(one.numel, rel=1e-4), "operations of all stages"
+    assert two.flops_a_token == pytest.approx(one.flops_a_token, rel=1e-4), "operations of all stages"
 
     assert "the first of 2 pipeline stages" in two.out
     line = "dsrun: pipeline of 2 stages: layers 0 to 1 | 2 to 3; 1f1b over 8 micro batches, bubble 11.1 %"

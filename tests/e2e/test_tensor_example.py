@@ -23,7 +23,7 @@ def test_two_ranks_that_share_layers_train_as_one_and_either_goes_on_from_the_ot
     assert len(one.steps) == 3
     for found, expected in zip(two.steps, one.steps, strict=True):
         assert found == pytest.approx(expected, rel=1e-4)
-    assert two.numel == pytest.approx(one.numel, rel=1e-4), "operations of whole layers"
+    assert two.flops_a_token == pytest.approx(one.flops_a_token, rel=1e-4), "operations of whole layers"
     assert "layers cut over 2 ranks" in two.out
     starts = [next(record for record in run.records if record["event"] == "start") for run in (one, two)]
     assert starts[0]["model"] == starts[1]["model"], "the record has the whole model"

@@ -33,10 +33,10 @@ class ExampleRun:
         return [(record["loss"], record["grad_norm"]) for record in self.records if record["event"] == "step"]
 
     @property
-    def numel(self) -> float:
-        """Trained parameters by which operations were counted: six operations a parameter and token."""
+    def flops_a_token(self) -> float:
+        """Operations of the model's forward and backward, of all ranks together."""
         record = next(record for record in self.records if record["event"] == "step")
-        return record["tflops"] * 1e12 / record["tokens_per_s"] / 6
+        return record["model_tflops"] * 1e12 / record["tokens_per_s"]
 
 
 def run_example(

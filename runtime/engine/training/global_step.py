@@ -7,6 +7,7 @@ from typing import Any
 
 from ...memory.arenas import Arenas
 from ...mesh.join.groups import ProcessGroupMesh
+from ...observe.flops.step_flops import StepFlops
 from ...observe.memory_watch import MemoryWatch
 from ...observe.peaks import PeakSummary
 from ..memory_queries import MemoryQueries
@@ -32,6 +33,7 @@ class GlobalSteps:
         memory_watch: Sampler of memory during a step.
         peaks: Summary of the peaks of memory.
         report: Report of each step.
+        flops: Counter of the operations of forwards; None for none.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class GlobalSteps:
         memory_watch: MemoryWatch,
         peaks: PeakSummary,
         report: StepReport,
+        flops: StepFlops | None = None,
     ) -> None:
         self._mesh = mesh
         self._step = step
@@ -58,6 +61,7 @@ class GlobalSteps:
         self._memory_watch = memory_watch
         self._peaks = peaks
         self._report = report
+        self._flops = flops
 
     def take(self, lr_kwargs: Mapping[str, Any] | None, *, stop_request: Callable[[], float]) -> None:
         """Updates the parameters from the accumulated gradients.
@@ -73,6 +77,8 @@ class GlobalSteps:
         step, update, progress = self._step, self._update, self._progress
         self._guard.check()
         step.writes.take_over()
+        if self._flops is not None:
+            self._report.add_flops(*self._flops.take_step())
         if number := stop_request():
             self._report.add_stop_request(number)
         result = take_step(

@@ -20,6 +20,7 @@ from dsrun.pipeline_schedules.actions import Schedule
 
 from ...mesh.join.groups import ProcessGroupMesh
 from ...mesh.wait_times import of_micro
+from ...observe.flops.step_flops import StepFlops
 from ...observe.memory_watch import MemoryWatch
 from ...parallel.pipeline.executor import Executor
 from ...parallel.pipeline.module import PipelineModule
@@ -64,6 +65,7 @@ class ScheduledBatches:
         heartbeat: Writer of what this rank does, for the launcher that watches it.
         hooks: Hooks of the units.
         check: Check that refuses calls once a batch has failed between stages.
+        flops: Counter of the operations of forwards; None for none.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class ScheduledBatches:
         heartbeat: HeartbeatWriter,
         hooks: UnitHooks,
         check: TrainingCheck,
+        flops: StepFlops | None = None,
     ) -> None:
         chunks = sharded.chunks
         self.stages = stages = chunks.stages
@@ -103,6 +106,7 @@ class ScheduledBatches:
         self._heartbeat = heartbeat
         self._hooks = hooks
         self._check = check
+        self._flops = flops
         self._kept: list[int] = []  # chunks with gathered parameters
         boundary = settings.pipeline.boundary_dtype
         self._executor = Executor(mesh.links, boundary_dtype=None if boundary is None else DTYPES[boundary])
@@ -193,7 +197,12 @@ class ScheduledBatches:
     def run_chunk(self, chunk: int, micro: MicroBatch, received: Any, *, number: int) -> Any:
         """Runs a chunk's forward on the micro batch of a number, with a model's own errors explained."""
         self._hooks.before_forward()
-        with self._guard.explaining(), self._under_autocast(), self._seeded(number):
+        with (
+            self._guard.explaining(),
+            self._under_autocast(),
+            self._seeded(number),
+            self._counted(chunk, micro, received),
+        ):
             return self.stages.run(chunk, micro.args, micro.kwargs, received)
 
     def begin_forward(self, chunk: int, micro: MicroBatch, *, number: int) -> None:
@@ -272,6 +281,11 @@ class ScheduledBatches:
         self._reducer.zero()
         self._progress.restart_batch()
         self._report.forget_losses()
+
+    def _counted(self, chunk: int, micro: MicroBatch, received: Any) -> AbstractContextManager[object]:
+        if self._flops is None or not torch.is_grad_enabled():
+            return nullcontext()
+        return self._flops.counting(chunk, (*micro.args, received), micro.kwargs)
 
     def _under_autocast(self) -> AbstractContextManager[object]:
         device = self._mesh.device.type

@@ -79,6 +79,7 @@ class FlopCounter(OperationObserver):
 
     Attributes:
         forward: FLOPs that have run so far.
+        repeats: Ranks that make the operations which run now, the same on each: the model's FLOPs have them once.
 
     Args:
         is_causal_half: Whether of a causal mask only the pairs that it leaves count; else attention counts whole.
@@ -87,6 +88,7 @@ class FlopCounter(OperationObserver):
     def __init__(self, *, is_causal_half: bool = True) -> None:
         super().__init__(self._note)
         self.forward = 0
+        self.repeats = 1
         self._is_causal_half = is_causal_half
         self._counted: list[_Counted] = []
         self._not_counted: dict[str, None] = {}
@@ -98,7 +100,7 @@ class FlopCounter(OperationObserver):
         sums = {False: Flops(), True: Flops()}
         for each in self._counted:
             again = sum(run.times(saved) for run, saved in each.again) * each.forward
-            hardware = each.model + each.again_in_backward + again
+            hardware = each.here + each.again_in_backward + again
             sums[each.is_attention] += Flops(each.forward, each.model, hardware)
         return FlopCount(sums[False], sums[True], tuple(self._not_counted))
 
@@ -144,7 +146,8 @@ class FlopCounter(OperationObserver):
         self._counted.append(
             _Counted(
                 work.forward,
-                work.forward + backward,
+                (work.forward + backward) / self.repeats,
+                here=work.forward + backward,
                 again_in_backward=work.again if backward else 0,
                 again=() if calls.is_kept else tuple(runs),
                 is_attention=work.is_attention,
@@ -165,7 +168,8 @@ class _Counted:
     """An operation that was counted; `again` has its second runs, and the tensors saved in each before it."""
 
     forward: int
-    model: int
+    model: float
+    here: int
     again_in_backward: int
     again: tuple[tuple[SecondRun | _TorchRun, int], ...]
     is_attention: bool

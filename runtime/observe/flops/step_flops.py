@@ -9,6 +9,7 @@ Compiled models are not watched, for a compiler skips what it sees watched: see 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,10 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ...compat import compiler_is_imported, in_transform, is_compiled
 from ...second_runs import SecondRun, collecting_second_runs
-from ..tokens import count_tokens
+from ...stacks import is_part
+from ..steps.tokens import count_tokens
 from .closed_form import closed_form
 from .counter import FlopCount, FlopCounter, OperationObserver
 
@@ -52,12 +55,20 @@ class StepFlops:
     Args:
         modules_of: Function that returns the modules of a part of the model, by its key.
         say: Function that tells the user what is not counted, or is estimated; each once.
+        tensor_ranks: Ranks that share layers: those that are not cut run on each, and are the model's once.
     """
 
-    def __init__(self, modules_of: Callable[[int], Sequence[nn.Module]], *, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        modules_of: Callable[[int], Sequence[nn.Module]],
+        *,
+        say: Callable[[str], None],
+        tensor_ranks: int = 1,
+    ) -> None:
         self.is_estimated = False
         self._modules_of = modules_of
         self._say = say
+        self._tensor_ranks = tensor_ranks
         self._counts: dict[Hashable, FlopCount | None] = {}
         self._counted: dict[int, list[tuple[_Size, FlopCount | None]]] = {}
         self._told: set[str] = set()
@@ -79,8 +90,11 @@ class StepFlops:
         return _NOTHING
 
     def take_step(self) -> tuple[float, float]:
-        """Returns the model's and the hardware's FLOPs since the last call; zeros where a forward is not known."""
-        taken = (self._model, self._hardware) if self._is_known else (0.0, 0.0)
+        """Returns the model's and the hardware's FLOPs since the last call; nan where a forward is not known.
+
+        So the sum over ranks is none of part of them.
+        """
+        taken = (self._model, self._hardware) if self._is_known else (math.nan, math.nan)
         self._model = self._hardware = 0.0
         self._is_known = True
         return taken
@@ -124,7 +138,7 @@ class StepFlops:
         modules = self._modules_of(key)
         if _can_observe(modules):
             counter = FlopCounter()
-            with counter:
+            with counter, self._with_repeats(counter, modules):
                 yield
             count: FlopCount | None = counter.count()
         else:
@@ -136,6 +150,31 @@ class StepFlops:
         self._counts[shapes] = count
         self._counted.setdefault(key, []).append((size, count))
         self._add(count)
+
+    @contextmanager
+    def _with_repeats(self, counter: FlopCounter, modules: Sequence[nn.Module]) -> Generator[None]:
+        """Has the counter know what runs on each of the ranks that share layers."""
+        whole = [] if self._tensor_ranks == 1 else [part for module in modules for part in module.modules()]
+
+        def begin(*_: Any) -> None:
+            counter.repeats = self._tensor_ranks
+
+        def end(*_: Any) -> None:
+            counter.repeats = 1
+
+        handles: list[RemovableHandle] = []
+        for part in whole:
+            own = list(part.parameters(recurse=False))
+            if own and not any(map(is_part, own)):
+                handles += [
+                    part.register_forward_pre_hook(begin),
+                    part.register_forward_hook(end, always_call=True),
+                ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def _estimate(self, modules: Sequence[nn.Module], size: _Size, runs: Sequence[SecondRun]) -> FlopCount | None:
         self.is_estimated = True

@@ -45,6 +45,7 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Steps:
 
 def test_a_step_on_tokens_says_how_fast_and_how_far_it_is(steps: Steps) -> None:
     engine = make_engine(config(1, micro=2, accumulation=3, scheduler=SCHEDULE))
+    numel = sum(param.numel() for param in engine.module.parameters())
     train(engine, range(2), samples=6)
     for record in steps(engine):
         assert record["total_steps"] == 40
@@ -52,6 +53,9 @@ def test_a_step_on_tokens_says_how_fast_and_how_far_it_is(steps: Steps) -> None:
         # Seconds have six digits.
         assert record["tokens_per_s"] == pytest.approx(6 * CONTEXT / record["seconds"], rel=0.01)
         assert 10e6 < record["memory_bytes"] < 100e9
+        # Of matrix products alone: an embedding multiplies nothing, attention has no parameters.
+        assert 4 < record["model_tflops"] * 1e12 / record["tokens_per_s"] / numel < 6
+        assert record["hardware_tflops"] == pytest.approx(record["model_tflops"], rel=0.05)
         assert record["memory"] == {"cpu": record["memory_bytes"]}
 
 
