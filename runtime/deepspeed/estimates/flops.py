@@ -7,64 +7,41 @@ It takes attention for whole matrices where a causal kernel computes half of the
 
 Backward is not counted, nor what stands outside of the module that is profiled. Recurrent layers, which torch runs as
 one operation that says nothing, are not counted; a warning says so.
-
-[Note: fast path] For evaluation torch runs its own attention and encoder layers as one operation each, which its
-counter does not know. So that fast path is off while a forward is counted: the arithmetic is the same.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from dsrun.errors import InputError
 from dsrun.log_on_ranks import logger
 
-from ...accelerator import get_accelerator
+from ...observe.flops.figures import (
+    bytes_to_string,
+    duration_to_string,
+    flops_to_string,
+    macs_to_string,
+    number_to_string,
+    params_to_string,
+)
+from ...observe.flops.module_profile import ModuleProfile, numel_of, write_lines
 
-_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"), (1.0, ""), (1e-3, "m"), (1e-6, "u"))
-_DIGITS = 2
+__all__ = [
+    "FlopsProfiler",
+    "bytes_to_string",
+    "duration_to_string",
+    "flops_to_string",
+    "get_model_profile",
+    "macs_to_string",
+    "number_to_string",
+    "params_to_string",
+]
+
 _RULE = "-" * 78
-#: Columns of the table: percentages are of the whole model.
-_HEADER = ("module", "class", "params", "MACs", "latency", "FLOPS")
-
-
-def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
-    """Returns the flops of attention by the shapes of its inputs, heads before lengths; key heads may be shared."""
-    batch, heads, length, width = query
-    return 2 * batch * heads * length * key[-2] * (width + value[-1])
-
-
-#: What torch knows no number for.
-_FORMULAS: Mapping[Any, Callable[..., int]] = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops  # pyright: ignore[reportPrivateUsage]  # an operation
-}
-
-
-@dataclass(slots=True)
-class _Measured:
-    """What a module and those in it have done.
-
-    Attributes:
-        flops: Floating-point operations.
-        seconds: Time.
-    """
-
-    flops: int = 0
-    seconds: float = 0.0
-
-    @property
-    def macs(self) -> int:
-        return self.flops // 2
 
 
 class FlopsProfiler:
@@ -84,12 +61,7 @@ class FlopsProfiler:
         self.ds_engine = ds_engine
         self.recompute_fwd_factor = recompute_fwd_factor
         self.started = False
-        self._hidden: tuple[type, ...] = ()
-        self._handles: list[Any] = []
-        self._measured: defaultdict[int, _Measured] = defaultdict(_Measured)
-        self._counter: FlopCounterMode | None = None
-        self._had_fast_path = True
-        self._starts: list[tuple[int, float]] = []
+        self._profile = ModuleProfile(model, is_causal_half=False)
 
     def start_profile(self, ignore_list: Sequence[type] | None = None) -> None:
         """Starts to count, from zero.
@@ -99,25 +71,18 @@ class FlopsProfiler:
         """
         self.stop_profile()
         self.reset_profile()
-        self._hidden = tuple(ignore_list or ())
         self.started = True
         if any(isinstance(module, nn.RNNBase) for module in self.model.modules()):
             logger.warning("flops: what recurrent layers do is not counted")
-        for module in self.model.modules():
-            self._handles += [
-                module.register_forward_pre_hook(self._enter),
-                module.register_forward_hook(self._leave, always_call=True),
-            ]
+        self._profile.attach(ignore_list or ())
 
     def stop_profile(self) -> None:
         """Stops counting; the numbers stay."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._profile.detach()
 
     def reset_profile(self) -> None:
         """Sets all numbers to zero."""
-        self._measured.clear()
+        self._profile.reset()
 
     def end_profile(self) -> None:
         """Stops counting and forgets the numbers."""
@@ -131,7 +96,7 @@ class FlopsProfiler:
         Args:
             as_string: Whether as text, `1.5 G`.
         """
-        flops = self._measured[id(self.model)].flops
+        flops = self._profile.found(self.model).flops
         return number_to_string(flops) if as_string else flops
 
     def get_total_macs(self, as_string: bool = False) -> Any:
@@ -140,7 +105,7 @@ class FlopsProfiler:
         Args:
             as_string: Whether as text, `1.5 GMACs`.
         """
-        macs = self._measured[id(self.model)].macs
+        macs = self._profile.found(self.model).macs
         return macs_to_string(macs) if as_string else macs
 
     def get_total_duration(self, as_string: bool = False) -> Any:
@@ -149,7 +114,7 @@ class FlopsProfiler:
         Args:
             as_string: Whether as text, `1.5 ms`.
         """
-        seconds = self._measured[id(self.model)].seconds
+        seconds = self._profile.found(self.model).seconds
         return duration_to_string(seconds) if as_string else seconds
 
     def get_total_params(self, as_string: bool = False) -> Any:
@@ -158,7 +123,7 @@ class FlopsProfiler:
         Args:
             as_string: Whether as text, `1.5 M`.
         """
-        params = _numel(self.model)
+        params = numel_of(self.model)
         return params_to_string(params) if as_string else params
 
     def print_model_profile(
@@ -180,9 +145,9 @@ class FlopsProfiler:
         """
         if not self.started:
             return
-        lines = [*self._summary(profile_step), *self._aggregated(module_depth, top_modules)]
-        lines += self._table() if detailed else []
-        _write([_RULE, *lines, _RULE], output_file)
+        lines = [*self._summary(profile_step), *self._profile.aggregated(module_depth, top_modules)]
+        lines += self._profile.table() if detailed else []
+        write_lines([_RULE, *lines, _RULE], output_file)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Prints the classes of modules that do most at each depth.
@@ -192,33 +157,7 @@ class FlopsProfiler:
             top_modules: Classes that are shown.
         """
         if self.started:
-            _write(list(self._aggregated(module_depth, top_modules)), None)
-
-    def _enter(self, module: nn.Module, _inputs: object) -> None:
-        if not self._starts:
-            if module is not self.model:
-                return  # called by itself, outside of what is profiled
-            self._had_fast_path = torch.backends.mha.get_fastpath_enabled()
-            torch.backends.mha.set_fastpath_enabled(False)  # see [Note: fast path]
-            self._counter = FlopCounterMode(display=False, custom_mapping=dict(_FORMULAS))
-            self._counter.__enter__()
-        assert self._counter is not None
-        get_accelerator().synchronize()
-        self._starts.append((self._counter.get_total_flops(), time.perf_counter()))
-
-    def _leave(self, module: nn.Module, _inputs: object, _output: object) -> None:
-        if not self._starts:
-            return
-        assert self._counter is not None
-        get_accelerator().synchronize()
-        flops, seconds = self._starts.pop()
-        found = self._measured[id(module)]
-        found.flops += self._counter.get_total_flops() - flops
-        found.seconds += time.perf_counter() - seconds
-        if not self._starts:
-            self._counter.__exit__(None, None, None)
-            self._counter = None
-            torch.backends.mha.set_fastpath_enabled(self._had_fast_path)
+            write_lines(list(self._profile.aggregated(module_depth, top_modules)), None)
 
     def _summary(self, step: int) -> Iterator[str]:
         flops, seconds = self.get_total_flops(), self.get_total_duration()
@@ -234,66 +173,11 @@ class FlopsProfiler:
             backward = flops * (2 + self.recompute_fwd_factor)
             entries.append(("bwd flops per GPU, by the forward's", number_to_string(backward)))
             entries.append(("data parallel size", str(self.ds_engine.dp_world_size)))
+        missing = sorted({name for count in self._profile.counts for name in count.not_counted})
+        if missing:
+            entries.append(("not counted", ", ".join(missing)))
         for name, value in entries:
             yield f"{name + ':':<40}{value}"
-
-    def _aggregated(self, depth: int, top: int) -> Iterator[str]:
-        sums = self._by_depth()
-        if depth >= len(sums) or depth < -1:
-            yield f"there is no depth {depth}; the innermost one is {len(sums) - 1}"
-        chosen = range(len(sums)) if depth == -1 else range(min(depth + 1, len(sums)))
-        for at in chosen:
-            yield f"depth {at}:"
-            for name, index, text in (
-                ("params", 0, params_to_string),
-                ("MACs", 1, macs_to_string),
-                ("fwd latency", 2, duration_to_string),
-            ):
-                most = sorted(sums[at].items(), key=lambda item: -item[1][index])[:top]
-                shown = ", ".join(f"{kind} {text(values[index])}" for kind, values in most)
-                yield f"    {name:<12}- {shown}"
-
-    def _by_depth(self) -> list[dict[str, list[float]]]:
-        """Returns params, MACs and seconds of each class of modules, by depth."""
-        sums: list[dict[str, list[float]]] = []
-        for name, module in self._shown():
-            at = name.count(".") + 1 if name else 0
-            while len(sums) <= at:
-                sums.append({})
-            found = self._found(module)
-            values = sums[at].setdefault(type(module).__name__, [0, 0, 0])
-            for index, value in enumerate((_numel(module), found.macs, found.seconds)):
-                values[index] += value
-        return sums
-
-    def _table(self) -> Iterator[str]:
-        whole, params = self._measured[id(self.model)], _numel(self.model)
-        rows: list[tuple[str, ...]] = [_HEADER]
-        for name, module in self._shown():
-            found = self._found(module)
-            rows.append(
-                (
-                    name or "the model",
-                    type(module).__name__,
-                    f"{params_to_string(_numel(module))} {_share(_numel(module), params)}",
-                    f"{macs_to_string(found.macs)} {_share(found.macs, whole.macs)}",
-                    f"{duration_to_string(found.seconds)} {_share(found.seconds, whole.seconds)}",
-                    flops_to_string(found.flops / found.seconds if found.seconds else 0),
-                )
-            )
-        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-        for row in rows:
-            yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-
-    def _found(self, module: nn.Module) -> _Measured:
-        """Returns what a module has done; what those in it have done, where it has no forward, as a ModuleList."""
-        if id(module) in self._measured:
-            return self._measured[id(module)]
-        parts = [self._found(part) for part in module.children()]
-        return _Measured(sum(part.flops for part in parts), sum(part.seconds for part in parts))
-
-    def _shown(self) -> Iterator[tuple[str, nn.Module]]:
-        return ((name, module) for name, module in self.model.named_modules() if type(module) not in self._hidden)
 
 
 def get_model_profile(
@@ -364,71 +248,8 @@ def get_model_profile(
         model.train(was_training)
 
 
-def number_to_string(num: float, units: str | None = None, precision: int = _DIGITS) -> str:
-    """Returns a number with its unit, `1.5 G`.
-
-    Args:
-        num: Number.
-        units: Unit; None: the largest one that is not larger than the number.
-        precision: Digits behind the point.
-    """
-    if units is None:
-        fits = (unit for unit in _UNITS if num >= unit[0])
-        size, units = next(fits, _UNITS[-1]) if num else (1.0, "")
-    else:
-        size = next((size for size, name in _UNITS if name == units), 1.0)
-    return f"{round(num / size, precision):g} {units}"
-
-
-def macs_to_string(macs: float, units: str | None = None, precision: int = _DIGITS) -> str:
-    """Returns multiply-accumulates as text, `1.5 GMACs`; see `number_to_string`."""
-    return f"{number_to_string(macs, units, precision)}MACs"
-
-
-def flops_to_string(flops: float, units: str | None = None, precision: int = _DIGITS) -> str:
-    """Returns operations of a second as text, `1.5 GFLOPS`; see `number_to_string`."""
-    return f"{number_to_string(flops, units, precision)}FLOPS"
-
-
-def bytes_to_string(b: float, units: str | None = None, precision: int = _DIGITS) -> str:
-    """Returns bytes as text, `1.5 GB`; see `number_to_string`."""
-    return f"{number_to_string(b, units, precision)}B"
-
-
-def params_to_string(params_num: float, units: str | None = None, precision: int = _DIGITS) -> str:
-    """Returns parameters as text, `1.5 B` for billions; see `number_to_string`."""
-    unit = units.replace("B", "G") if units else units
-    return number_to_string(params_num, unit, precision).replace("G", "B").strip()
-
-
-def duration_to_string(duration: float, units: str | None = None, precision: int = _DIGITS) -> str:
-    """Returns seconds as text, `1.5 ms`; see `number_to_string`."""
-    return f"{number_to_string(duration, units, precision)}s"
-
-
 def _input_of(model: nn.Module, shape: tuple[int, ...]) -> torch.Tensor:
     if not isinstance(shape, tuple) or not shape:  # pyright: ignore[reportUnnecessaryIsInstance]  # of scripts
         raise InputError(f"get_model_profile: input_shape is {shape!r}", hint="give a tuple of sizes")
     param = next(model.parameters(), None)
     return torch.ones(shape) if param is None else torch.ones(shape, dtype=param.dtype, device=param.device)
-
-
-def _numel(module: nn.Module) -> int:
-    return sum(param.numel() for param in module.parameters())
-
-
-def _share(part: float, whole: float) -> str:
-    return f"({100 * part / whole if whole else 0:.4g}%)"
-
-
-def _write(lines: Sequence[str], path: str | None) -> None:
-    if not path:
-        _print(lines, sys.stdout)
-        return
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    with open(path, "w", encoding="utf-8") as file:
-        _print(lines, file)
-
-
-def _print(lines: Sequence[str], file: TextIO) -> None:
-    print("\n".join(lines), file=file)
