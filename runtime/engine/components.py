@@ -14,6 +14,7 @@ from ..mesh.join.groups import ProcessGroupMesh
 from ..observe.allocation_history import wanted_history
 from ..observe.flops.peaks import peak_flops
 from ..observe.flops.step_flops import StepFlops
+from ..observe.flops.step_profile import StepProfile
 from ..observe.memory_watch import MemoryWatch
 from ..observe.peaks import PeakSummary
 from ..observe.steps.figures import StepFigures, memory_by_tier
@@ -32,7 +33,7 @@ from .host.tiers import Tiers
 from .memory_queries import MemoryQueries
 from .model.guard import ModelGuard
 from .model.sharded import ShardedModel
-from .observation import Observation
+from .observation import Observation, step_profile
 from .offload_states import OffloadedStates
 from .progress import Progress
 from .report import StepReport
@@ -65,6 +66,7 @@ class Components:
         report: Lines and records of each step.
         script_figures: Figures that the script logs.
         flops: Counter of the operations of forwards; None where the run is not recorded.
+        profile: Table of one step's arithmetic, by module.
         memory: Bytes that this rank holds, by owner.
         memory_watch: Samples of memory during steps.
         peaks: Summary of the peaks of memory, told at the end.
@@ -86,6 +88,7 @@ class Components:
     report: StepReport
     script_figures: ScriptFigures
     flops: StepFlops | None
+    profile: StepProfile
     memory: MemoryQueries
     memory_watch: MemoryWatch
     peaks: PeakSummary
@@ -201,6 +204,7 @@ def make_components(
         waits=WaitReport(job.waits, mesh.world, records, device=device, is_recorded=is_recorded, spread=spread),
         same=hooks.same,
     )
+    profile = step_profile(sharded, settings, mesh)
 
     # What trains.
     step = step_parts(sharded, update, mesh, writes=access.writes, same=hooks.same)
@@ -228,6 +232,7 @@ def make_components(
         peaks=peaks,
         report=report,
         flops=flops,
+        profile=profile,
     )
     return Components(
         guard=guard,
@@ -244,6 +249,7 @@ def make_components(
             guard=guard,
             progress=progress,
             report=report,
+            profile=profile,
             memory=memory,
             memory_watch=memory_watch,
             heartbeat=heartbeat,
@@ -255,6 +261,7 @@ def make_components(
         report=report,
         script_figures=figures_of_script,
         flops=flops,
+        profile=profile,
         memory=memory,
         memory_watch=memory_watch,
         peaks=peaks,

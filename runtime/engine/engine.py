@@ -224,7 +224,8 @@ class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, TorchModule
             args, kwargs = cast_floating((args, kwargs), self._cast_inputs)
         self._hooks.units.before_forward()
         try:
-            with self._components.guard.explaining(), self._under_autocast(), self._counted(trains, args, kwargs):
+            counted = self._counted(trains, args, kwargs)
+            with self._components.guard.explaining(), self._under_autocast(), counted, self._counting(trains=trains):
                 return self.module(*args, **kwargs)
         except DsrunError:
             raise
@@ -404,6 +405,10 @@ class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, TorchModule
     def _under_autocast(self) -> AbstractContextManager[object]:
         """Returns what forward runs under: the config's autocast, or else whatever the script has opened."""
         return nullcontext() if self._autocast is None else torch.autocast(self.device.type, dtype=self._autocast)
+
+    def _counting(self, *, trains: bool) -> AbstractContextManager[object]:
+        """Returns what a forward runs in where its step is profiled."""
+        return self._components.profile.counting(self._progress.counters.global_steps) if trains else nullcontext()
 
     def _mismatch(self, error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelError | None:
         return mismatch_of(

@@ -14,6 +14,8 @@ from dsrun.direct_io.counts import IoCounts
 from dsrun.estimate.model.units import ModelSize
 
 from ..mesh.join.groups import ProcessGroupMesh
+from ..observe.flops.peaks import peak_flops
+from ..observe.flops.step_profile import ProfileOptions, StepProfile
 from ..observe.memory import StatePrediction
 from ..observe.records import RecordWriter
 from ..observe.wear import DiskWear
@@ -104,3 +106,36 @@ def tell_start(
         heartbeat.tell_stage(0, 0, schedule_wait=0.0)  # an engine before this one may have had stages
     record_program_config(settings, observation.records)
     heartbeat.beat(step=0, phase=SCRIPT_PHASE)
+
+
+def step_profile(sharded: ShardedModel, settings: Config, mesh: ProcessGroupMesh) -> StepProfile:
+    """Returns the profile that the config's `flops_profiler` asks for: of the first rank, which stands for the others.
+
+    Args:
+        sharded: the model.
+        settings: the config.
+        mesh: ranks and device.
+    """
+    section = settings.flops_profiler
+    options = None
+    if section.enabled and mesh.is_first:
+        options = ProfileOptions(
+            step=section.profile_step,
+            module_depth=section.module_depth,
+            top_modules=section.top_modules,
+            detailed=section.detailed,
+            output_file=section.output_file,
+        )
+    facts = {"ranks": str(mesh.info.world_size), "ranks with samples of their own": str(mesh.batch.size)}
+    if mesh.tensor.size > 1:
+        facts["ranks that share each layer"] = str(mesh.tensor.size)
+    if mesh.pipe.size > 1:
+        facts["pipeline stage that is profiled"] = f"{mesh.pipe.rank} of {mesh.pipe.size}"
+    facts["ZeRO stage"] = str(settings.zero_optimization.stage)
+    return StepProfile(
+        sharded.module,
+        options,
+        facts=facts,
+        peak=peak_flops(mesh.device, sharded.precision.compute) if options is not None else None,
+        say=partial(print, flush=True),
+    )

@@ -84,9 +84,12 @@ class TrainingWork(_GatheredParameters):
         batches = self._batches
         item = self._items.of(chunk, micro)
         batches.begin_forward(chunk, item, number=micro)
-        output = batches.run_chunk(chunk, item, received, number=micro)
-        if chunk == self._last:
-            loss = batches.loss(output, item, self._loss_fn, where="engine.train_batch")
+        loss: Tensor | None = None
+        with batches.counting():
+            output = batches.run_chunk(chunk, item, received, number=micro)
+            if chunk == self._last:
+                loss = batches.loss(output, item, self._loss_fn, where="engine.train_batch")
+        if loss is not None:
             batches.note_loss(loss)
             return batches.scaled(loss, self._micros)
         if not self._counts_here and chunk == batches.stages.own[0]:

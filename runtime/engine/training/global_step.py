@@ -8,6 +8,7 @@ from typing import Any
 from ...memory.arenas import Arenas
 from ...mesh.join.groups import ProcessGroupMesh
 from ...observe.flops.step_flops import StepFlops
+from ...observe.flops.step_profile import StepProfile
 from ...observe.memory_watch import MemoryWatch
 from ...observe.peaks import PeakSummary
 from ..memory_queries import MemoryQueries
@@ -34,6 +35,7 @@ class GlobalSteps:
         peaks: Summary of the peaks of memory.
         report: Report of each step.
         flops: Counter of the operations of forwards; None for none.
+        profile: Table of one step's arithmetic.
     """
 
     def __init__(
@@ -49,7 +51,8 @@ class GlobalSteps:
         memory_watch: MemoryWatch,
         peaks: PeakSummary,
         report: StepReport,
-        flops: StepFlops | None = None,
+        flops: StepFlops | None,
+        profile: StepProfile,
     ) -> None:
         self._mesh = mesh
         self._step = step
@@ -62,6 +65,7 @@ class GlobalSteps:
         self._peaks = peaks
         self._report = report
         self._flops = flops
+        self._profile = profile
 
     def take(self, lr_kwargs: Mapping[str, Any] | None, *, stop_request: Callable[[], float]) -> None:
         """Updates the parameters from the accumulated gradients.
@@ -107,6 +111,7 @@ class GlobalSteps:
         progress.backwards = 0
         progress.counters.global_samples += samples
         self._report.step(result, progress.counters, lr=lr, samples=samples, next_scale=update.loss_scale.value)
+        self._profile.end_step(progress.counters.global_steps - 1, samples=samples)
         if result.applied and self._peaks.wants_state:
             self._peaks.take_state(self._memory.state_bytes())
         self._memory_watch.end_step(progress.counters.global_steps, self._memory.kinds)

@@ -21,6 +21,7 @@ from dsrun.pipeline_schedules.actions import Schedule
 from ...mesh.join.groups import ProcessGroupMesh
 from ...mesh.wait_times import of_micro
 from ...observe.flops.step_flops import StepFlops
+from ...observe.flops.step_profile import StepProfile
 from ...observe.memory_watch import MemoryWatch
 from ...parallel.pipeline.executor import Executor
 from ...parallel.pipeline.module import PipelineModule
@@ -60,6 +61,7 @@ class ScheduledBatches:
         guard: Guard of the model, which explains what a forward finds wrong.
         progress: Place in the global batch of this rank.
         report: Sum of the losses of a step.
+        profile: Table of one step's arithmetic.
         memory: Bytes that this rank holds, by owner.
         memory_watch: Sampler of memory during a step.
         heartbeat: Writer of what this rank does, for the launcher that watches it.
@@ -78,6 +80,7 @@ class ScheduledBatches:
         guard: ModelGuard,
         progress: Progress,
         report: StepReport,
+        profile: StepProfile,
         memory: MemoryQueries,
         memory_watch: MemoryWatch,
         heartbeat: HeartbeatWriter,
@@ -101,6 +104,7 @@ class ScheduledBatches:
         self._guard = guard
         self._progress = progress
         self._report = report
+        self._profile = profile
         self._memory = memory
         self._memory_watch = memory_watch
         self._heartbeat = heartbeat
@@ -211,6 +215,10 @@ class ScheduledBatches:
         if chunk == 0:
             self._report.add_tokens(micro.args, micro.kwargs)
         self._memory_watch.begin_forward(self._progress.counters.global_steps + 1, self._memory.kinds)
+
+    def counting(self) -> AbstractContextManager[object]:
+        """Returns the context of a chunk's forward that trains, for the profile of a step."""
+        return self._profile.counting(self._progress.counters.global_steps)
 
     def loss(self, output: Any, micro: MicroBatch, loss_fn: LossFunction | None, *, where: str) -> Tensor:
         """Returns a micro batch's loss."""

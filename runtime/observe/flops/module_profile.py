@@ -50,7 +50,8 @@ class ModuleProfile:
     """FLOPs and seconds of a module's forwards, and of each module in it.
 
     Attributes:
-        counts: What each forward of the whole has multiplied, and its backward will.
+        counts: Count of each forward of the whole, with its backward.
+        seconds: Time of these forwards.
 
     Args:
         model: Module.
@@ -59,6 +60,7 @@ class ModuleProfile:
 
     def __init__(self, model: nn.Module, *, is_causal_half: bool) -> None:
         self.counts: list[FlopCount] = []
+        self.seconds = 0.0
         self._model = model
         self._is_causal_half = is_causal_half
         self._hidden: tuple[type, ...] = ()
@@ -91,6 +93,7 @@ class ModuleProfile:
         """Sets all numbers to zero."""
         self._measured.clear()
         self.counts.clear()
+        self.seconds = 0.0
 
     @contextmanager
     def counting(self) -> Generator[None]:
@@ -99,9 +102,13 @@ class ModuleProfile:
         torch.backends.mha.set_fastpath_enabled(False)  # see [Note: fast path]
         self._counter = counter = FlopCounter(is_causal_half=self._is_causal_half)
         self._starts.clear()
+        _wait_for_device()
+        started_s = time.perf_counter()
         try:
             with counter:
                 yield
+            _wait_for_device()
+            self.seconds += time.perf_counter() - started_s
         finally:
             self._counter = None
             torch.backends.mha.set_fastpath_enabled(had_fast_path)

@@ -136,7 +136,7 @@ class StepFlops:
     @contextmanager
     def _first(self, key: int, shapes: Hashable, size: _Size) -> Generator[None]:
         modules = self._modules_of(key)
-        if _can_observe(modules):
+        if can_observe(modules):
             counter = FlopCounter()
             with counter, self._with_repeats(counter, modules):
                 yield
@@ -200,8 +200,12 @@ class StepFlops:
 _MOST_KNOWN = 4096
 
 
-def _can_observe(modules: Sequence[nn.Module]) -> bool:
-    """Whether operations of these modules can be watched without a compiler doing anything else for it."""
+def can_observe(modules: Sequence[nn.Module]) -> bool:
+    """Whether operations of these modules can be watched without a compiler doing anything else for it.
+
+    Args:
+        modules: Modules of which none may be compiled.
+    """
     if not compiler_is_imported():
         return True
     return OperationObserver.is_ignored_by_compilers and not any(

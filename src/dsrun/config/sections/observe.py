@@ -85,18 +85,28 @@ class CommsLogger(Section):
 class FlopsProfiler(Section):
     """Counts the arithmetic of one step."""
 
-    default_status = Status.PLANNED
-    default_reason = "count floating-point operations"
     switch = ("enabled", False)
     only_tells = True
 
-    enabled: Annotated[Flag, knob("Profile one step.", users=(4, 3))] = False
-    profile_step: Annotated[Whole, knob("Step to profile; below 0 profiles none.", unit="step")] = 1
+    enabled: Annotated[
+        Flag, knob("Print a table of one step's arithmetic and time, by module, on the first rank.", users=(4, 3))
+    ] = False
+    profile_step: Annotated[
+        Whole, knob("Steps before the one that is profiled; below 0 profiles none.", unit="steps")
+    ] = 1
     module_depth: Annotated[Whole, knob("Depth of modules to show; -1 for all.", unit="levels")] = -1
-    top_modules: Annotated[Count, knob("Modules to show per level.", unit="modules")] = 1
+    top_modules: Annotated[Count, knob("Classes of modules to show per level.", unit="classes")] = 1
     detailed: Annotated[Flag, knob("Show every module.")] = True
     output_file: Annotated[str | None, knob("File to write to, in place of stdout.")] = None
-    recompute_fwd_factor: Annotated[NonNegative, knob("Forward passes that recomputation adds.", unit="passes")] = 0.0
+    recompute_fwd_factor: Annotated[
+        NonNegative,
+        knob(
+            "Forward passes that recomputation adds.",
+            unit="passes",
+            status=Status.NO_MEANING,
+            reason="what backward computes again is counted, not assumed",
+        ),
+    ] = 0.0
 
 
 class Throughput(Section):
