@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dsrun import long_sequence as long_sequence
     from dsrun import ops as ops
     from dsrun import pipe as pipe
+    from dsrun import profiling as profiling
     from dsrun import utils as utils
     from dsrun import zero as zero
     from dsrun.contract.heartbeats import heartbeat as heartbeat
@@ -35,7 +36,7 @@ else:
     __all__, __getattr__, __dir__ = lazy_face(
         __name__,
         {
-            "dsrun": ("checkpointing", "comm", "data", "long_sequence", "ops", "pipe", "utils", "zero"),
+            "dsrun": ("checkpointing", "comm", "data", "long_sequence", "ops", "pipe", "profiling", "utils", "zero"),
             "dsrun.contract.heartbeats": ("heartbeat",),
             "dsrun.runtime.engine.compose.arguments": ("add_config_arguments",),
             "dsrun.runtime.engine.compose.distributed": ("init_distributed",),

@@ -26,6 +26,8 @@ FACES: dict[str, set[str]] = {
     "dsrun.ops.lamb": set(),
     "dsrun.ops.lion": set(),
     "dsrun.pipe": set(),
+    "dsrun.profiling": set(),
+    "dsrun.profiling.flops_profiler": set(),
     "dsrun.utils": set(),
     "dsrun.zero": set(),
 }
@@ -66,7 +68,7 @@ def test_every_face_is_listed_here() -> None:
     import dsrun
 
     folder = Path(str(dsrun.__file__)).parent
-    files = [*folder.glob("*.py"), *folder.glob("ops/*.py")]
+    files = [*folder.glob("*.py"), *folder.glob("ops/*.py"), *folder.glob("profiling/*.py")]
     faces = {path.relative_to(folder.parent) for path in files if "= lazy_face(" in path.read_text()}
     named = {".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in faces}
     assert named == set(FACES)

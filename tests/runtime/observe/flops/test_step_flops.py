@@ -189,6 +189,25 @@ def test_the_hardwares_flops_have_what_blocks_compute_again(activation: dict[str
         assert again == 0
 
 
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_a_sample_has_the_same_flops_however_many_are_accumulated(accumulation: int) -> None:
+    engine = make_engine(config(1, micro=2, accumulation=accumulation), model=TinyGPT())
+    flops, _ = steps_of(engine.module)
+    inputs, targets = batches(0, samples=2)
+    taken: list[float] = []
+    for _ in range(2):
+        for _ in range(accumulation):
+            with flops.counting(0, (inputs,), {}):
+                output = engine(inputs)
+            engine.backward(loss_of(output, targets))
+            engine.step()
+        taken.append(flops.take_step()[0] / accumulation / 2)
+    engine.destroy()
+    attention = 3 * 3 * 4 * (CONTEXT * (CONTEXT + 1) // 2) * 72
+    linears = sum(part.weight.numel() for part in TinyGPT().modules() if isinstance(part, nn.Linear))
+    assert taken == [6 * linears * CONTEXT + attention] * 2
+
+
 def train_both(stage: int, more: dict[str, Any]) -> list[Any]:
     """Trains with each forward counted, and without."""
     return [train_counted(stage, more, counts) for counts in (True, False)]
