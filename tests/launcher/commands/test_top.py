@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.commands.top import RankUse, heading, row, table_of
+from dsrun.launcher.dashboard.rank_table import RankUse, heading, row, table_of
 from dsrun.launcher.jobs.listing import read_job
 from dsrun.launcher.jobs.live_status import LiveRank, LiveStatus
 from dsrun.launcher.jobs.lock import JobLock
