@@ -66,6 +66,50 @@ def read_waits(folder: Path) -> WaitRecord | None:
     return newest
 
 
+@dataclass(frozen=True, slots=True)
+class RankLag:
+    """How one rank compares with the others; their waits are what it takes longer than they do.
+
+    Attributes:
+        rank: number of the rank.
+        own_s: seconds a step that it does not wait.
+        others_s: median of that of the others.
+        is_slow: whether the others wait for it, by the rule of `failures/stragglers.py`.
+    """
+
+    rank: int
+    own_s: float
+    others_s: float
+    is_slow: bool
+
+    @property
+    def lag_s(self) -> float:
+        """Seconds a step that it takes longer than the others; below 0 for one that is faster."""
+        return self.own_s - self.others_s
+
+
+def rank_lags(record: WaitRecord) -> list[RankLag]:
+    """Returns how each rank of a record compares with the others; the slowest first.
+
+    Args:
+        record: the waits of all ranks.
+    """
+    total = record.total
+    own_s = {rank: max(0.0, record.step_s - waited_s) for rank, waited_s in record.waited_s.items()}
+    if len(own_s) == record.ranks > 1:
+        others_s = medians_of_others(own_s)
+    else:
+        # Of many ranks the median of all stands for that of the others; of two ranks there is one other.
+        waited_s = total.most_s if record.ranks == 2 else total.median_s
+        own_s = own_s or {total.least_rank: max(0.0, record.step_s - total.least_s)}
+        others_s = dict.fromkeys(own_s, max(0.0, record.step_s - waited_s))
+    lags = [
+        RankLag(rank, own, others_s[rank], is_slow(own, others_s=others_s[rank], step_s=record.step_s))
+        for rank, own in own_s.items()
+    ]
+    return sorted(lags, key=lambda each: (-each.lag_s, each.rank))
+
+
 def waited_for(record: WaitRecord) -> WaitedFor | None:
     """Returns the ranks that the others wait for; None where there are none, by the rule of `failures/stragglers.py`.
 
@@ -87,16 +131,7 @@ def waited_for(record: WaitRecord) -> WaitedFor | None:
 
 
 def _slow_ranks(record: WaitRecord) -> set[int]:
-    total = record.total
-    own_s = {rank: max(0.0, record.step_s - waited_s) for rank, waited_s in record.waited_s.items()}
-    if len(own_s) == record.ranks > 1:
-        others_s = medians_of_others(own_s)
-    else:
-        # Of many ranks the median of all stands for that of the others; of two ranks there is one other.
-        waited_s = total.most_s if record.ranks == 2 else total.median_s
-        own_s = own_s or {total.least_rank: max(0.0, record.step_s - total.least_s)}
-        others_s = dict.fromkeys(own_s, max(0.0, record.step_s - waited_s))
-    return {rank for rank in own_s if is_slow(own_s[rank], others_s=others_s[rank], step_s=record.step_s)}
+    return {lag.rank for lag in rank_lags(record) if lag.is_slow}
 
 
 def _longest(rows: Sequence[WaitSpread], *, slow_share: float) -> tuple[str, float]:

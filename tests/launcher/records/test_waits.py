@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dsrun.contract.wait_records import WaitRecord, WaitSpread, to_fields
-from dsrun.launcher.records.waits import WaitedFor, read_waits, waited_for
+from dsrun.launcher.records.waits import WaitedFor, rank_lags, read_waits, waited_for
 
 
 def spread(label: str, least_ms: float, median_ms: float, most_ms: float, *, least: int = 3) -> WaitSpread:
@@ -161,3 +161,10 @@ def test_of_two_ranks_the_other_one_waits() -> None:
     total, barrier = spread("all", 0, 8, 16), spread("barrier", 0, 7, 14)
     found = waited_for(replace(RECORD, ranks=2, total=total, labels=(barrier,)))
     assert found == WaitedFor((3,), 0.016, "", 0.0, "barrier", 0.014)
+
+
+def test_ranks_are_compared_with_the_others_the_slowest_first() -> None:
+    lags = rank_lags(waits_of([100, 100, 130, 90]))
+    assert [each.rank for each in lags] == [2, 0, 1, 3]
+    assert [round(each.lag_s * 1000) for each in lags] == [30, 0, 0, -10]
+    assert [each.is_slow for each in lags] == [True, False, False, False]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from dsrun.launcher.machine.gpus.usage import GpuUse, gpu_use_by_pid
+from dsrun.launcher.machine.gpus.usage import GpuNow, GpuUse, gpu_use_by_pid, gpus_now
 from support.nvml import GIB, NVMLError, Part, made_up_nvml
 
 
@@ -45,3 +45,11 @@ def test_without_a_driver_there_is_no_use() -> None:
         raise ImportError("pynvml")
 
     assert gpu_use_by_pid(missing) == {}
+
+
+def test_each_gpu_tells_its_load_and_its_memory_whoever_uses_it() -> None:
+    gpus = (Part("a", used_bytes=2 * GIB), Part("lost", fails="GpuIsLost"), Part("b", used_bytes=0))
+    assert gpus_now(driver(*gpus, percent={"a": 97})) == [
+        GpuNow(index=0, percent=97, memory_used_bytes=2 * GIB, memory_total_bytes=80 * GIB),
+        GpuNow(index=2, percent=None, memory_used_bytes=0, memory_total_bytes=80 * GIB),
+    ]
