@@ -146,7 +146,7 @@ VERBS_INSTEAD = {
     **dict.fromkeys(("remove", "delete", "clean", "prune"), "rm"),
     **dict.fromkeys(("launch", "start", "exec"), "run"),
     **dict.fromkeys(("submit", "sbatch"), "slurm"),
-    **dict.fromkeys(("monitor", "watch"), "top"),
+    **dict.fromkeys(("monitor", "dashboard"), "watch"),
     **dict.fromkeys(("hardware", "gpus", "topo"), "probe"),
     "help": "--help",
     "version": "--version",

@@ -36,6 +36,7 @@ Verbs:
   logs        Print what the ranks of a job wrote.
   attach      Follow a job to its end.
   top         Show how the ranks of running jobs fare.
+  watch       Watch a job train: loss, speed, memory, slow ranks.
   stop        End jobs.
   show        Show everything about a job.
   memory      Show what a job's memory was used for.

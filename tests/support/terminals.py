@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
 import termios
@@ -60,6 +62,15 @@ class Terminal:
     def text(self) -> str:
         """All that has appeared, without escapes."""
         return _ESCAPES.sub("", self._seen).replace("\r\n", "\n")
+
+    @property
+    def raw(self) -> str:
+        """All that has appeared, with escapes."""
+        return self._seen
+
+    def resize(self, *, columns: int, lines: int) -> None:
+        """Makes the terminal larger or smaller, as a person does with its window."""
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def expect(self, text: str, *, timeout_s: float = 20) -> str:
         """Waits until `text` appears behind what was expected last; returns what stood between."""

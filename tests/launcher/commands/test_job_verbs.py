@@ -221,12 +221,12 @@ def test_a_shell_completes_verbs_options_files_and_jobs(jobs: Path) -> None:
     assert completed(jobs, "stop", "20261121-0733-abcd", "2026") == ["plain,20261120-0733-abcd"]
 
 
-@pytest.mark.parametrize("verb", ["attach", "logs", "memory", "rerun", "rm", "show", "stop", "top"])
+@pytest.mark.parametrize("verb", ["attach", "logs", "memory", "rerun", "rm", "show", "stop", "top", "watch"])
 def test_the_help_of_each_verb_says_what_names_a_job(verb: str) -> None:
     shown = invoke(verb, "--help").stdout
     assert shown.endswith("\n\n  JOB is an id, how one begins, its last four letters, or `last`.\n")
     # Who may leave it out sees so.
-    assert ("[JOB]" in shown) == (verb in ("top", "rm"))
+    assert ("[JOB]" in shown) == (verb in ("top", "rm", "watch"))
 
 
 def test_a_verb_without_its_job_is_told_how_jobs_are_named(jobs: Path) -> None:

@@ -1,0 +1,181 @@
+"""What is kept of a run's records for who looks at it now, in memory that does not grow with the run. Judges nothing.
+
+`records/run_history.py` keeps every step, for a report of the whole run. A dashboard is open for days, so here only the
+last steps are kept whole, and the curves of all steps are thinned.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dsrun.contract.environment import CHECKPOINT_EVENT
+from dsrun.contract.job_paths import JobPaths
+from dsrun.contract.step_records import (
+    LOG_EVENT,
+    SPREAD_EVENT,
+    STEP_EVENT,
+    LogRecord,
+    SpreadRecord,
+    StepRecord,
+    read_log,
+    read_spread,
+    read_step,
+)
+from dsrun.contract.wait_records import WAITS_EVENT, WaitRecord, from_fields
+
+from ..records.follow import RecordFollower
+from ..records.run_history import START_EVENT
+from .thin_curve import ThinCurve
+
+#: Steps that are kept whole.
+RECENT_STEPS = 200
+#: Skipped steps whose numbers are known, to be taken back if they are taken again.
+_KNOWN_SKIPPED = 10_000
+#: Names of the script's figures of which the newest value is kept.
+MOST_LOGGED = 50
+#: Records between two looks at the clock.
+_LOOK_EVERY = 64
+
+
+class RunFigures:
+    """Newest figures of a run, and its curves.
+
+    Args:
+        folder: Folder of the job.
+        clock: Function that returns seconds and never goes back.
+    """
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = JobPaths(folder).records
+        self._follower = RecordFollower(self._path)
+        self._clock = clock
+        self._skipped_at: deque[int] = deque(maxlen=_KNOWN_SKIPPED)
+        #: Record with which the newest attempt began; None before there is one.
+        self.start: Mapping[str, Any] | None = None
+        #: Last steps, the newest at the end.
+        self.recent: deque[StepRecord] = deque(maxlen=RECENT_STEPS)
+        #: Loss of the whole run.
+        self.loss = ThinCurve()
+        #: Tokens a second of the whole run, or samples where no tokens are known.
+        self.rate = ThinCurve()
+        #: Newest comparison of the ranks.
+        self.spread: SpreadRecord | None = None
+        #: Newest waits of the ranks.
+        self.waits: WaitRecord | None = None
+        #: Newest figures of the script, the newest record last.
+        self.logged: dict[str, LogRecord] = {}
+        #: Record of the newest checkpoint.
+        self.checkpoint: Mapping[str, Any] | None = None
+        #: Steps whose update was not taken.
+        self.skipped = 0
+        #: Steps that were lost with an attempt and taken again.
+        self.lost_steps = 0
+        #: Bytes by axis that rank 0 has handed over in all steps; steps that were taken again count twice.
+        self.traffic: dict[str, int] = {}
+        #: Records of a known event that lack a field.
+        self.unread = 0
+        #: Whether all records were read that were there at the last look.
+        self.is_complete = False
+
+    @property
+    def last(self) -> StepRecord | None:
+        """The newest step; None before there is one."""
+        return self.recent[-1] if self.recent else None
+
+    @property
+    def share_read(self) -> float:
+        """Share of the records that was read, from 0 to 1."""
+        try:
+            size = self._path.stat().st_size
+        except OSError:
+            size = 0
+        return min(1.0, self._follower.offset / size) if size else 1.0
+
+    def read(self, *, budget_s: float = math.inf) -> bool:
+        """Takes what is new; returns whether anything was.
+
+        Args:
+            budget_s: seconds after which the rest is left to the next call.
+
+        Raises:
+            OSError: the records cannot be read, but for records that do not exist yet.
+        """
+        until_s = self._clock() + budget_s
+        self.is_complete = True
+        number = 0
+        for number, record in enumerate(self._follower.read(), start=1):
+            try:
+                self._take(record)
+            except (KeyError, TypeError):
+                self.unread += 1
+            if number % _LOOK_EVERY == 0 and self._clock() >= until_s:
+                self.is_complete = False
+                break
+        return number > 0
+
+    def _take(self, record: Mapping[str, Any]) -> None:
+        match record.get("event"):
+            case event if event == STEP_EVENT:
+                self._take_step(read_step(record))
+            case event if event == SPREAD_EVENT:
+                self.spread = read_spread(record)
+            case event if event == WAITS_EVENT:
+                self.waits = from_fields(record)
+            case event if event == LOG_EVENT:
+                self._take_log(read_log(record))
+            case event if event == CHECKPOINT_EVENT:
+                self.checkpoint = dict(record)
+            case event if event == START_EVENT:
+                # The ranks are other processes: who was slow before need not be slow now.
+                self.start, self.spread, self.waits = dict(record), None, None
+            case _:
+                pass
+
+    def _take_step(self, step: StepRecord) -> None:
+        if self.last is not None and step.step <= self.last.step:
+            self._rewind(step.step)
+        self.recent.append(step)
+        if step.loss is not None:
+            self.loss.add(step.step, step.loss)
+        rate = rate_of(step, before=self.recent[-2] if len(self.recent) > 1 else None)
+        if rate is not None:
+            self.rate.add(step.step, rate)
+        if not step.applied:
+            self.skipped += 1
+            self._skipped_at.append(step.step)
+        for axis, nbytes in step.traffic.items():
+            self.traffic[axis] = self.traffic.get(axis, 0) + nbytes
+
+    def _take_log(self, record: LogRecord) -> None:
+        for name in record.values:
+            self.logged.pop(name, None)
+            self.logged[name] = record
+        while len(self.logged) > MOST_LOGGED:
+            del self.logged[next(iter(self.logged))]
+
+    def _rewind(self, step: int) -> None:
+        """Takes back what was told of steps that are taken again, see [Note: records of a run] in the contract."""
+        assert self.last is not None, "there is a step to go back from"
+        self.lost_steps += self.last.step - step + 1
+        while self.recent and self.recent[-1].step >= step:
+            self.recent.pop()
+        while self._skipped_at and self._skipped_at[-1] >= step:
+            self._skipped_at.pop()
+            self.skipped -= 1
+        self.loss.cut(step)
+        self.rate.cut(step)
+        self.logged = {name: each for name, each in self.logged.items() if each.step < step}
+
+
+def rate_of(step: StepRecord, *, before: StepRecord | None) -> float | None:
+    """Returns the tokens a second of a step, or its samples a second where no tokens are known."""
+    if step.tokens_per_s is not None:
+        return step.tokens_per_s
+    if before is None or step.seconds <= 0 or step.samples <= before.samples:
+        return None
+    return (step.samples - before.samples) / (step.seconds * (step.step - before.step))
