@@ -27,13 +27,18 @@ class RankUse:
     gpu: GpuUse | None
 
 
-def ranks_of(job: Job) -> list[RankUse]:
-    """Returns the ranks of a job that run, as they were seen last."""
+def ranks_of(job: Job, *, with_gpus: bool = True) -> list[RankUse]:
+    """Returns the ranks of a job that run, as they were seen last.
+
+    Args:
+        job: job to look at.
+        with_gpus: whether the driver is asked what they do to this machine's GPUs.
+    """
     live = read_live(job.folder)
     if live is None:
         return []
     here = job.record.host == os.uname().nodename
-    gpus = gpu_use_by_pid() if here else {}
+    gpus = gpu_use_by_pid() if here and with_gpus else {}
     # Of ranks elsewhere the pid is another machine's.
     local = {job.record.host, "localhost"}
     return [

@@ -137,7 +137,7 @@ class RunWatcher:
         # A folder that was removed leaves what was seen last, but for how the job is.
         self._job = read_job(self._job.folder) or replace(self._job, state=JobState.UNKNOWN)
         is_live = self._job.state.is_live
-        self._ranks = ranks_of(self._job) if is_live else ()
+        self._ranks = ranks_of(self._job, with_gpus=self._asks_gpus) if is_live else ()
         self._doing = doing_now(self._job.folder).text if is_live and self._figures.last is None else ""
         if self._asks_gpus:
             self._gpus = gpus_now() if is_live else ()

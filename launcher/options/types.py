@@ -75,6 +75,11 @@ def parse_port(text: str) -> int:
     return int(text)
 
 
+def parse_port_or_any(text: str) -> int:
+    """Reads a port, or 0 for any that is free."""
+    return 0 if text == "0" else parse_port(text)
+
+
 def parse_path(text: str) -> str:
     """Refuses an empty word, which an unset variable of a shell leaves and which would mean the working folder."""
     if not text:

@@ -37,6 +37,7 @@ Verbs:
   attach      Follow a job to its end.
   top         Show how the ranks of running jobs fare.
   watch       Watch a job train: loss, speed, memory, slow ranks.
+  metrics     Serve figures of jobs to Prometheus.
   stop        End jobs.
   show        Show everything about a job.
   memory      Show what a job's memory was used for.
