@@ -47,11 +47,13 @@ def command(port: int, host: str, textfile: str | None, jobs: tuple[str, ...]) -
             _keep_file(Path(textfile), told, is_over)
             return 0
         with serving(host, port, lambda: told.metrics) as (address, bound):
-            told.take()
+            # What a long file holds is told once it is read, and questions are answered meanwhile.
+            told.look()
             url = f"http://{f'[{address}]' if ':' in address else address}:{bound}/metrics"
             click.echo(url)
             if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
                 click.echo(f"dsrun: {url} is open to all who reach this machine; it asks for no password", err=True)
+            told.take()
             while not is_over.wait(_LOOK_S):
                 told.take()
     return 0
@@ -70,15 +72,19 @@ class _Told:
         self._problems: dict[str, str] = {}
 
     def take(self) -> None:
-        """Looks at the jobs, at long records more than once; says once what is wrong with one."""
-        is_complete = False
-        while not is_complete and not self._is_over.is_set():
-            is_complete = self._followed.look()
-            self.metrics = metrics_of(self._followed.views())
+        """Looks at the jobs until their records are read to their end."""
+        while not self.look() and not self._is_over.is_set():
+            pass
+
+    def look(self) -> bool:
+        """Looks at the jobs once; returns whether their records are read. Says once what is wrong with one."""
+        is_complete = self._followed.look()
+        self.metrics = metrics_of(self._followed.views())
         for job_id, problem in self._followed.problems.items():
             if self._problems.get(job_id) != problem:
                 click.echo(f"dsrun: job {job_id}: {problem}", err=True)
         self._problems = dict(self._followed.problems)
+        return is_complete
 
 
 def _keep_file(path: Path, told: _Told, is_over: threading.Event) -> None:

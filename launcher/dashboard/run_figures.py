@@ -38,6 +38,8 @@ RECENT_STEPS = 200
 _KNOWN_SKIPPED = 10_000
 #: Names of the script's figures of which the newest value is kept.
 MOST_LOGGED = 50
+#: Fields that every record of a step has, as `read_step` wants them.
+_ALWAYS = ("step", "time", "seconds", "samples", "lr", "applied")
 #: Records between two looks at the clock.
 _LOOK_EVERY = 64
 
@@ -57,8 +59,7 @@ class RunFigures:
         self._skipped_at: deque[int] = deque(maxlen=_KNOWN_SKIPPED)
         #: Record with which the newest attempt began; None before there is one.
         self.start: Mapping[str, Any] | None = None
-        #: Last steps, the newest at the end.
-        self.recent: deque[StepRecord] = deque(maxlen=RECENT_STEPS)
+        self._recent: deque[_LastStep] = deque(maxlen=RECENT_STEPS)
         #: Loss of the whole run.
         self.loss = ThinCurve()
         #: Tokens a second of the whole run, or samples where no tokens are known.
@@ -83,9 +84,14 @@ class RunFigures:
         self.is_complete = False
 
     @property
+    def recent(self) -> list[StepRecord]:
+        """Last steps, the newest at the end."""
+        return [each.record for each in self._recent]
+
+    @property
     def last(self) -> StepRecord | None:
         """The newest step; None before there is one."""
-        return self.recent[-1] if self.recent else None
+        return self._recent[-1].record if self._recent else None
 
     @property
     def share_read(self) -> float:
@@ -121,7 +127,7 @@ class RunFigures:
     def _take(self, record: Mapping[str, Any]) -> None:
         match record.get("event"):
             case event if event == STEP_EVENT:
-                self._take_step(read_step(record))
+                self._take_step(_LastStep(record))
             case event if event == SPREAD_EVENT:
                 self.spread = read_spread(record)
             case event if event == WAITS_EVENT:
@@ -136,19 +142,24 @@ class RunFigures:
             case _:
                 pass
 
-    def _take_step(self, step: StepRecord) -> None:
-        if self.last is not None and step.step <= self.last.step:
+    def _take_step(self, step: _LastStep) -> None:
+        fields = step.fields
+        before = self._recent[-1] if self._recent else None
+        if before is not None and step.step <= before.step:
             self._rewind(step.step)
-        self.recent.append(step)
-        if step.loss is not None:
-            self.loss.add(step.step, step.loss)
-        rate = rate_of(step, before=self.recent[-2] if len(self.recent) > 1 else None)
+            before = self._recent[-1] if self._recent else None
+        self._recent.append(step)
+        if (loss := fields.get("loss")) is not None:
+            self.loss.add(step.step, loss)
+        rate = fields.get("tokens_per_s")
+        if rate is None and before is not None:
+            rate = rate_of(step.record, before=before.record)
         if rate is not None:
             self.rate.add(step.step, rate)
-        if not step.applied:
+        if not fields["applied"]:
             self.skipped += 1
             self._skipped_at.append(step.step)
-        for axis, nbytes in step.traffic.items():
+        for axis, nbytes in fields.get("traffic", {}).items():
             self.traffic[axis] = self.traffic.get(axis, 0) + nbytes
 
     def _take_log(self, record: LogRecord) -> None:
@@ -160,16 +171,42 @@ class RunFigures:
 
     def _rewind(self, step: int) -> None:
         """Takes back what was told of steps that are taken again, see [Note: records of a run] in the contract."""
-        assert self.last is not None, "there is a step to go back from"
-        self.lost_steps += self.last.step - step + 1
-        while self.recent and self.recent[-1].step >= step:
-            self.recent.pop()
+        self.lost_steps += self._recent[-1].step - step + 1
+        while self._recent and self._recent[-1].step >= step:
+            self._recent.pop()
         while self._skipped_at and self._skipped_at[-1] >= step:
             self._skipped_at.pop()
             self.skipped -= 1
         self.loss.cut(step)
         self.rate.cut(step)
         self.logged = {name: each for name, each in self.logged.items() if each.step < step}
+
+
+class _LastStep:
+    """A step as it was written, and as a record once one is asked for: of a long file most are never.
+
+    Args:
+        fields: Fields of the step.
+
+    Raises:
+        KeyError: one is missing.
+    """
+
+    __slots__ = ("_record", "fields", "step")
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        if missing := [name for name in _ALWAYS if name not in fields]:
+            raise KeyError(*missing)
+        self.step: int = fields["step"]
+        self.fields = fields
+        self._record: StepRecord | None = None
+
+    @property
+    def record(self) -> StepRecord:
+        """The step as a record."""
+        if self._record is None:
+            self._record = read_step(self.fields)
+        return self._record
 
 
 def rate_of(step: StepRecord, *, before: StepRecord | None) -> float | None:
