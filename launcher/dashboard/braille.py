@@ -28,28 +28,34 @@ def value_range(values: Sequence[float]) -> tuple[float, float]:
     return ordered[outside], ordered[-1 - outside]
 
 
-def curve_rows(points: Sequence[tuple[float, float]], *, columns: int, rows: int) -> list[str]:
+def curve_rows(
+    points: Sequence[tuple[float, float]], *, columns: int, rows: int, low: float | None = None
+) -> list[str]:
     """Draws a curve; values outside of `value_range` lie on the edge.
 
     Args:
         points: place and value of each point, in order of their places.
         columns: number of characters of a row.
         rows: number of rows.
+        low: value of the lowest dot; None for the least value.
 
     Returns:
         the rows, the highest values first; blank ones where there is no point.
     """
     cells = [[0] * columns for _ in range(rows)]
     if points:
-        for x, y in _joined(_dots(points, columns * _WIDE, rows * _HIGH)):
+        for x, y in _joined(_dots(points, columns * _WIDE, rows * _HIGH, low=low)):
             cells[y // _HIGH][x // _WIDE] |= _BITS[y % _HIGH][x % _WIDE]
     return ["".join(chr(_FIRST + bits) if bits else " " for bits in line) for line in cells]
 
 
-def _dots(points: Sequence[tuple[float, float]], columns: int, rows: int) -> list[tuple[int, int]]:
+def _dots(
+    points: Sequence[tuple[float, float]], columns: int, rows: int, *, low: float | None
+) -> list[tuple[int, int]]:
     """Returns column and row of the dot of each point, from the upper left corner on."""
     first, last = points[0][0], points[-1][0]
-    low, high = value_range([value for _, value in points])
+    least, high = value_range([value for _, value in points])
+    low = least if low is None else low
     wide, tall = last - first, high - low
     return [
         (

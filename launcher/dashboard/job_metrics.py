@@ -40,6 +40,11 @@ class Metric:
     text: str
     rows: list[tuple[Mapping[str, str], float]] = field(default_factory=list[tuple[Mapping[str, str], float]])
 
+    @property
+    def full_name(self) -> str:
+        """The name that its series have."""
+        return self.name + {"gauge": "", "counter": "_total", "info": "_info"}[self.kind]
+
 
 #: Name -> kind and description, in the order in which they are told.
 _METRICS: Mapping[str, tuple[MetricKind, str]] = {
@@ -71,6 +76,11 @@ _METRICS: Mapping[str, tuple[MetricKind, str]] = {
     "dsrun_host_idle_seconds": ("gauge", "Longest time since a rank of the host told of progress."),
     "dsrun_log": ("gauge", "Figures that the script gave to engine.log; NaN where one is not finite."),
 }
+
+
+def all_metrics() -> list[str]:
+    """Returns the names of all metrics, with what a format appends."""
+    return [Metric(name, kind, text).full_name for name, (kind, text) in _METRICS.items()]
 
 
 def metrics_of(views: Sequence[RunView]) -> list[Metric]:

@@ -55,9 +55,8 @@ class _Registry:
         }
         for metric in self._metrics:
             family = families[metric.kind](metric.name, metric.text)
-            suffix = {"gauge": "", "counter": "_total", "info": "_info"}[metric.kind]
             for labels, value in metric.rows:
-                family.add_sample(f"{metric.name}{suffix}", dict(labels), value)
+                family.add_sample(metric.full_name, dict(labels), value)
             yield family
 
 

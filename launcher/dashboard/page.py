@@ -49,6 +49,8 @@ _MUCH_WAITING = 20
 _SLOW_RANKS, _LAST_EVENTS = 3, 2
 #: Seconds without progress after which a rank is told of.
 _IDLE_S = 10.0
+#: Own time of a rank over that of the others from which it is told of.
+_SLOWER = 1.02
 _COLOURS: Mapping[str, str] = {
     "data": "yellow",
     "script": "magenta",
@@ -195,24 +197,25 @@ def _curves(view: RunView, *, columns: int, rows: int) -> list[Text]:
     if columns < _TWO_CURVES:
         return losses
     name = "tokens/s" if view.figures.recent[-1].tokens_per_s is not None else "samples/s"
-    rates = _one_curve(view.figures.rate, columns=columns - columns // 2, rows=rows, name=name)
+    rates = _one_curve(view.figures.rate, columns=columns - columns // 2, rows=rows, name=name, low=0.0)
     for row, beside in zip(losses, rates, strict=True):
         row.pad_right(columns // 2 - row.cell_len)
         row.append_text(beside)
     return losses
 
 
-def _one_curve(curve: ThinCurve, *, columns: int, rows: int, name: str = "") -> list[Text]:
+def _one_curve(curve: ThinCurve, *, columns: int, rows: int, name: str = "", low: float | None = None) -> list[Text]:
     points = curve.points()
     if not points:
         return [Text("") for _ in range(rows)]
-    low, high = value_range([value for _, value in points])
+    least, high = value_range([value for _, value in points])
+    least = least if low is None else low
     labels = [""] * rows
-    labels[0], labels[-1] = _short_number(high), _short_number(low) if rows > 1 else ""
+    labels[0], labels[-1] = _short_number(high), _short_number(least) if rows > 1 else ""
     if name and rows > 2:
         labels[rows // 2] = name
     wide = max(_LABEL, *map(len, labels)) + 1
-    drawn = curve_rows(points, columns=max(1, columns - wide - 2), rows=rows)
+    drawn = curve_rows(points, columns=max(1, columns - wide - 2), rows=rows, low=low)
     return [
         Text.assemble((f"{label:>{wide - 1}} │", "dim"), (row, "cyan"))
         for label, row in zip(labels, drawn, strict=True)
@@ -277,7 +280,7 @@ def _rate_row(view: RunView, steps: Sequence[StepRecord]) -> Text:
         if has_tokens and view.job.record.ranks > 1:
             row.append(f", {format_count(rate / view.job.record.ranks)} a rank")
         row.append("  ")
-        row.append(curve_rows(view.figures.rate.points(), columns=_SMALL_CURVE, rows=1)[0], style="cyan")
+        row.append(curve_rows(view.figures.rate.points(), columns=_SMALL_CURVE, rows=1, low=0.0)[0], style="cyan")
     return row
 
 
@@ -286,14 +289,18 @@ def _compute_row(steps: Sequence[StepRecord]) -> Text | None:
     if model is None:
         return None
     row = _labelled("compute")
-    row.append(f"{model:.3g} TFLOP/s of the model")
+    row.append(f"{_tflops(model)} TFLOP/s of the model")
     if (mfu := median_of(steps, "mfu")) is not None:
         row.append(f", MFU {100 * mfu:.1f}%", style="bold")
     if hardware is not None and hardware != model:
-        row.append(f"  with recomputation {hardware:.3g}")
+        row.append(f"  with recomputation {_tflops(hardware)}")
         if (hfu := median_of(steps, "hfu")) is not None:
             row.append(f", HFU {100 * hfu:.1f}%")
     return row
+
+
+def _tflops(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _phase_rows(steps: Sequence[StepRecord], *, columns: int) -> Iterator[_Row]:
@@ -358,11 +365,11 @@ def _slow_rows(view: RunView) -> Iterator[_Row]:
             )
     waits = view.figures.waits
     for lag in rank_lags(waits) if waits is not None and waits.ranks > 1 else ():
-        if lag.lag_s <= 0 or lag.others_s <= 0:
+        if lag.others_s <= 0 or lag.own_s < _SLOWER * lag.others_s:
             break
         host = view.host_of(lag.rank)
-        text = f"rank {lag.rank}{f' on {host}' if host else ''}  {format_duration(lag.lag_s)} a step more of its own"
-        text += f" than the others, {lag.own_s / lag.others_s:.2f} x"
+        text = f"rank {lag.rank}{f' on {host}' if host else ''}  +{format_duration(lag.lag_s)} a step"
+        text += f", {lag.own_s / lag.others_s:.2f} x the others"
         texts.append((f"{text}{'; they wait for it' if lag.is_slow else ''}", "yellow" if lag.is_slow else ""))
     for number, (text, style) in enumerate(texts[:_SLOW_RANKS]):
         row = _labelled("slow" if number == 0 else "")

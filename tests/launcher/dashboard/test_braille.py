@@ -36,3 +36,9 @@ def test_one_spike_does_not_flatten_the_curve() -> None:
 def test_many_points_in_few_columns_show_the_least_and_the_greatest() -> None:
     rows = curve_rows([(number, float(number % 2)) for number in range(1000)], columns=4, rows=1)
     assert rows == ["⣿⣿⣿⣿"]
+
+
+def test_a_rate_that_hardly_changes_is_flat_where_its_curve_begins_at_nothing() -> None:
+    rates = [(step, 100.0 + step % 3) for step in range(100)]
+    assert curve_rows(rates, columns=4, rows=1, low=0.0) == ["⠉⠉⠉⠉"]
+    assert curve_rows(rates, columns=4, rows=1) != ["⠉⠉⠉⠉"]
