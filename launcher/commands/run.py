@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from dsrun.contract.environment import CONFIG_ENV, MEMORY_HISTORY_ENV, SAID_DEEPSPEED_ENV
 from dsrun.contract.job_paths import JobPaths
+from dsrun.contract.profile_request import ProfileRequest
 from dsrun.errors import UsageError
 
 from ..console.rank_set import parse_rank_set
@@ -28,6 +29,7 @@ from ..launch.stdin_choice import StdinWish
 from ..launch.under_other_launcher import become_rank, launcher_of
 from ..masking import mask_plan
 from ..options.hosts import OTHERS, WHICH, HostOptions, host_options
+from ..options.profile import check_profiled_ranks, parse_profile
 from ..options.script_command import ScriptCommand, all_are_scripts
 from ..options.types import (
     complete_file,
@@ -122,6 +124,7 @@ _RANK_OPTIONS = frozenset({"module", "no_python", "as_deepspeed", "config", "bac
 @click.option("--model", metavar="MODEL", help="What is trained, as for `dsrun plan`.")
 @click.option("--no-plan", is_flag=True, help="Start also what cannot fit into memory.")
 @click.option("--memory-history", is_flag=True, help="Name the lines of code that fill the GPU.")
+@click.option("--profile", type=parse_profile, metavar="steps=A:B", help="Trace these steps; see `dsrun trace`.")
 @click.option("--dry-run", is_flag=True, help="Check all, print the plan, start nothing.")
 @click.option("-d", "--detach", is_flag=True, help="Print the job's id and go on in the background.")
 @click.option("--log-dir", type=parse_path, metavar="DIR", help="Make the job's folder in DIR.")
@@ -163,6 +166,7 @@ def command(
     model: str | None,
     no_plan: bool,
     memory_history: bool,
+    profile: ProfileRequest | None,
     dry_run: bool,
     detach: bool,
     log_dir: str | None,
@@ -235,7 +239,7 @@ def command(
     )
     driver = ctx.with_resource(ExitStack())
     launch = resolve(request, environ=os.environ, verbs=_verbs(ctx), keep=driver)
-    launch = _with_hang_warning(launch, hang_timeout)
+    launch = _with_profile(_with_hang_warning(launch, hang_timeout), profile)
     folder = jobs_folder(os.environ) if log_dir is None else Path(log_dir)
     if launch.open_config is not None:
         from ..estimate.open_axes import with_planned_axes
@@ -364,6 +368,14 @@ def _with_hang_warning(launch: Launch, hang_timeout_s: float | None) -> Launch:
     return replace(launch, warnings=(*launch.warnings, *watchdog_warning(hang_timeout_s, text, name=name)))
 
 
+def _with_profile(launch: Launch, profile: ProfileRequest | None) -> Launch:
+    """Returns the launch with the steps to profile among the variables of its ranks."""
+    if profile is None:
+        return launch
+    check_profiled_ranks(profile, launch.placement.world_size)
+    return replace(launch, env={**launch.env, **profile.to_env()})
+
+
 def _host_settings(hosts: HostOptions) -> HostSettings:
     from ..run.prepare_hosts import HostSettings
 
@@ -407,6 +419,7 @@ command.sections = {
         "model",
         "no_plan",
         "memory_history",
+        "profile",
         "dry_run",
     ),
     "Other hosts": OTHERS,

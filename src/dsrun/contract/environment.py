@@ -71,6 +71,8 @@ RESTART_COUNT_ENV = "TORCHELASTIC_RESTART_COUNT"
 STACKS_ENV = "DSRUN_STACKS"
 #: Set where rank 0 shall record which lines of code allocate (`--memory-history`).
 MEMORY_HISTORY_ENV = "DSRUN_MEMORY_HISTORY"
+#: Steps that ranks shall profile (`--profile`), see `dsrun.contract.profile_request`; absent where none.
+PROFILE_ENV = "DSRUN_PROFILE"
 #: Pipe by which a rank tells what it does with its stdin, see launcher/agent/start/rank_stdin.py; set for every rank.
 READING_ENV = "DSRUN_READING"
 #: Rank that was given dsrun's own stdin; empty where none was.

@@ -12,6 +12,9 @@ from pathlib import Path
 #: Logs of all ranks in a job's folder, older parts too.
 LOG_PATTERN = "rank*.log"
 _LOG_NAME = re.compile(r"rank([0-9]+)\.log")
+#: Profiles of ranks in a job's folder.
+TRACE_PATTERN = "rank*.trace.json.gz"
+_TRACE_NAME = re.compile(r"rank([0-9]+)\.trace\.json\.gz")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,19 @@ class JobPaths:
         """Snapshot of torch's allocator on rank 0, with `--memory-history`."""
         return self.folder / "memory_history.pickle"
 
+    @property
+    def merged_trace(self) -> Path:
+        """Profile of the job, with `--profile`: the traces of its ranks in one, see launcher/traces/merge.py."""
+        return self.folder / "trace.json.gz"
+
+    def trace(self, rank: int) -> Path:
+        """Profile of one rank, with `--profile`: a Kineto trace, which is whole once it has this name."""
+        return self.folder / f"rank{rank}.trace.json.gz"
+
+    def trace_drafts(self, rank: int) -> tuple[Path, Path]:
+        """Profile of one rank while it is written: as JSON, and compressed."""
+        return self.folder / f".rank{rank}.trace.json", self.folder / f".rank{rank}.trace.json.gz"
+
     def log(self, rank: int) -> Path:
         """Newest part of what a rank wrote."""
         return self.folder / f"rank{rank}.log"
@@ -141,6 +157,12 @@ def mark_name(word: str) -> str:
 def rank_of_log(name: str) -> int | None:
     """Returns whose log has this name as its newest part; None for any other file."""
     match = _LOG_NAME.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def rank_of_trace(name: str) -> int | None:
+    """Returns whose profile has this name; None for any other file."""
+    match = _TRACE_NAME.fullmatch(name)
     return None if match is None else int(match[1])
 
 

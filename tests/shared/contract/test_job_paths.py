@@ -9,6 +9,7 @@ from dsrun.contract.job_paths import (
     mark_name,
     memory_copies_prefix,
     rank_of_log,
+    rank_of_trace,
     stacks_pipe,
 )
 
@@ -27,6 +28,8 @@ def test_names_on_disk_are_those_that_other_versions_and_guides_know() -> None:
         "index": job.output_index,
         "records": job.records,
         "history": job.memory_history,
+        "profile": job.trace(3),
+        "profiles": job.merged_trace,
         "log": job.log(3),
         "part": job.log_part(3, 1),
         "error": job.error_file(3),
@@ -48,6 +51,8 @@ def test_names_on_disk_are_those_that_other_versions_and_guides_know() -> None:
         "index": "output.index",
         "records": "records.jsonl",
         "history": "memory_history.pickle",
+        "profile": "rank3.trace.json.gz",
+        "profiles": "trace.json.gz",
         "log": "rank3.log",
         "part": "rank3.1.log",
         "error": "rank3.error.json",
@@ -64,6 +69,7 @@ def test_what_is_there_for_a_moment_is_hidden() -> None:
     job = JobPaths(Path("/jobs/j1"))
     names = [job.live_draft.name, job.trial_pipe("ab").name, job.mark(mark_name("cd")).name]
     assert names == [".live.json.new", ".pipe-ab", ".shared-cd"]
+    assert [draft.name for draft in job.trace_drafts(3)] == [".rank3.trace.json", ".rank3.trace.json.gz"]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +78,13 @@ def test_what_is_there_for_a_moment_is_hidden() -> None:
 )
 def test_the_newest_part_of_a_log_says_whose_it_is(name: str, rank: int | None) -> None:
     assert rank_of_log(name) == rank
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"), [("rank12.trace.json.gz", 12), (".rank1.trace.json.gz", None), ("trace.json.gz", None)]
+)
+def test_a_profile_says_whose_it_is(name: str, rank: int | None) -> None:
+    assert rank_of_trace(name) == rank
 
 
 def test_folders_outside_of_the_jobs_own_carry_its_id() -> None:
