@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, overrides
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.autograd import Variable
+from torch.autograd import profiler as _profiler
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import attention
 from torch.nn.attention import SDPBackend
@@ -55,11 +57,14 @@ __all__ = [
     "new_named_group",
     "out_of_transforms",
     "pass_for_parameter",
+    "profiler_runs",
     "reduce_scatter_single",
     "run_optimizers_uncompiled",
     "set_own_threads",
     "start_memory_history",
+    "start_profiler",
     "stop_memory_history",
+    "stop_profiler",
     "store_of",
     "timeout_of",
     "unseen_by_dispatch_modes",
@@ -414,6 +419,54 @@ def stop_memory_history() -> None:
     """Ends what `start_memory_history` began, and drops the record."""
     record: Any = torch.cuda.memory._record_memory_history  # pyright: ignore
     record(None)
+
+
+def profiler_runs() -> bool:
+    """Whether a profiler of torch runs in this process, ours or the script's: 50 ns."""
+    return _profiler._is_profiler_enabled  # pyright: ignore[reportPrivateUsage]
+
+
+def start_profiler(*, device: torch.device, memory: bool, stacks: bool, shapes: bool) -> Any:
+    """Starts torch's profiler with Kineto, and returns it.
+
+    The class below `torch.profiler.profile`, which imports the compiler as it starts: two seconds in which the other
+    ranks would wait.
+
+    Args:
+        device: Device whose kernels are traced beside the operations of this thread.
+        memory: Whether allocations are traced.
+        stacks: Whether operations have their Python stacks.
+        shapes: Whether operations have the shapes of their inputs.
+
+    Raises:
+        RuntimeError: another profiler runs already.
+    """
+    if profiler_runs():
+        raise RuntimeError("another profiler runs already")
+    # Kineto tells each start and end on stderr, in the rank's log.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    make: Any = _profiler.profile
+    profiler = make(
+        use_kineto=True,
+        use_device="cuda" if device.type == "cuda" else None,
+        record_shapes=shapes,
+        profile_memory=memory,
+        with_stack=stacks,
+    )
+    profiler.__enter__()
+    return profiler
+
+
+def stop_profiler(profiler: Any, *, about: str) -> None:
+    """Ends what `start_profiler` began, after the kernels that are under way.
+
+    Args:
+        profiler: Profiler that runs.
+        about: JSON that the trace has under `dsrun`.
+    """
+    add_metadata: Any = torch.autograd._add_metadata_json  # pyright: ignore
+    add_metadata("dsrun", about)
+    profiler.__exit__(None, None, None)
 
 
 def memory_trace(device: torch.device, *, snapshot: Path | None) -> list[dict[str, Any]]:

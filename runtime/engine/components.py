@@ -50,6 +50,7 @@ from .training.global_step import GlobalSteps
 from .training.scheduled import ScheduledBatches
 from .training.script_backward import ScriptBackwards
 from .update import Update, step_parts
+from .watchers import StepWatcher, make_watchers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,7 @@ class Components:
         weights: The weights as a whole, in and out.
         generation: The model's `generate` with the weights as a whole.
         on_signal: The checkpoint and the end that a signal asks for.
+        watchers: Watchers of each step.
     """
 
     guard: ModelGuard
@@ -99,6 +101,7 @@ class Components:
     weights: WholeWeights
     generation: Generation
     on_signal: SaveOnSignal
+    watchers: tuple[StepWatcher, ...]
 
 
 def make_components(
@@ -206,6 +209,8 @@ def make_components(
     )
     profile = step_profile(sharded, settings, mesh)
 
+    watchers = make_watchers(job, mesh, update)
+
     # What trains.
     step = step_parts(sharded, update, mesh, writes=access.writes, same=hooks.same)
     backwards = Backwards(
@@ -233,6 +238,7 @@ def make_components(
         report=report,
         flops=flops,
         profile=profile,
+        watchers=watchers,
     )
     return Components(
         guard=guard,
@@ -272,4 +278,5 @@ def make_components(
         weights=WholeWeights(mesh, sharded, access, names),
         generation=Generation(sharded, mesh, hooks.units),
         on_signal=SaveOnSignal(mesh, progress),
+        watchers=watchers,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from ..precision.casting import cast_floating
 from ..precision.configured import autocast_of
 from ..precision.mismatch import mismatch_of
 from ..protocols import Scheduler
+from ..trace_labels import labelled
 from .components import make_components
 from .compose.data import Data
 from .compose.hooks import Hooks
@@ -198,6 +199,7 @@ class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, TorchModule
             self._settled_at_end.atexit = False  # nobody reads it then, and threads it needs have ended
         # Units may have been fetched ahead and never used: their copies must not outlive the memory they read.
         self._quiet_at_end = weakref.finalize(self, self._tiers.bus.finish)
+        self._watched_to_end = [weakref.finalize(self, watcher.close) for watcher in self._components.watchers]
 
     # Training ---------------------------------------------------------------------------------------------------------
 
@@ -224,8 +226,12 @@ class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, TorchModule
             args, kwargs = cast_floating((args, kwargs), self._cast_inputs)
         self._hooks.units.before_forward()
         try:
-            counted = self._counted(trains, args, kwargs)
-            with self._components.guard.explaining(), self._under_autocast(), counted, self._counting(trains=trains):
+            with (
+                labelled("forward"),
+                self._components.guard.explaining(),
+                self._under_autocast(),
+                self._counting(trains, args, kwargs),
+            ):
                 return self.module(*args, **kwargs)
         except DsrunError:
             raise
@@ -395,20 +401,21 @@ class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, TorchModule
         """Whether the last `step` changed the parameters."""
         return self._progress.step_applied
 
-    def _counted(
+    def _counting(
         self, trains: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> AbstractContextManager[object]:
-        """Returns what counts the operations of a forward; nothing where it does not train, or nothing is recorded."""
-        flops = self._components.flops
-        return nullcontext() if flops is None or not trains else flops.counting(0, args, kwargs)
+        """Returns what counts the operations of a forward that trains, where the run is recorded or its step profiled."""
+        if not trains:
+            return nullcontext()
+        flops, counting = self._components.flops, ExitStack()
+        if flops is not None:
+            counting.enter_context(flops.counting(0, args, kwargs))
+        counting.enter_context(self._components.profile.counting(self._progress.counters.global_steps))
+        return counting
 
     def _under_autocast(self) -> AbstractContextManager[object]:
         """Returns what forward runs under: the config's autocast, or else whatever the script has opened."""
         return nullcontext() if self._autocast is None else torch.autocast(self.device.type, dtype=self._autocast)
-
-    def _counting(self, *, trains: bool) -> AbstractContextManager[object]:
-        """Returns what a forward runs in where its step is profiled."""
-        return self._components.profile.counting(self._progress.counters.global_steps) if trains else nullcontext()
 
     def _mismatch(self, error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelError | None:
         return mismatch_of(
@@ -557,6 +564,8 @@ class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, TorchModule
         if self._components.check_trains.has_ended:
             return
         self._at_end()
+        for end_watch in self._watched_to_end:
+            end_watch()
         self._components.on_signal.forget()
         try:
             if self._settled_at_end is not None:

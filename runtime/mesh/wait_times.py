@@ -152,7 +152,8 @@ class WaitTimes:
         is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._heartbeat = heartbeat
+        #: Who is told; between two waits another may take its place.
+        self.heartbeat = heartbeat
         self._make_event = _cuda_event if make_event is None else make_event
         self._is_capturing = is_capturing
         self._clock = clock
@@ -201,7 +202,7 @@ class WaitTimes:
             kind: kind of the wait.
             is_between_stages: whether ranks of other pipeline stages are waited for.
         """
-        self._heartbeat.enter(collective)
+        self.heartbeat.enter(collective)
         self._name, self._kind, self._is_between_stages = collective, kind, is_between_stages
         if kind is WaitKind.STREAM:
             self._begin = None if self._is_capturing() or not self._has_room() else self._record()
@@ -217,7 +218,7 @@ class WaitTimes:
             if self._begin is not None:
                 self._unread.append(_Unread(self._name, self._is_between_stages, self._begin, self._record()))
                 self._begin = None
-        self._heartbeat.leave(waited_s)
+        self.heartbeat.leave(waited_s)
 
     def end_step(self) -> None:
         """An optimizer step is over. Now and then the heartbeat is told the longest wait of the last ones."""
@@ -233,8 +234,8 @@ class WaitTimes:
         between = waited_since(self._told.times, told.times)
         longest = max(between, key=lambda name: between[name].seconds, default="")
         seconds = between[longest].seconds if longest else 0.0
-        self._heartbeat.tell_longest_wait(longest, seconds / steps, (now_s - told.time_s) / steps)
-        self._heartbeat.tell_stage_wait((self._between_stages_s - told.between_stages_s) / steps)
+        self.heartbeat.tell_longest_wait(longest, seconds / steps, (now_s - told.time_s) / steps)
+        self.heartbeat.tell_stage_wait((self._between_stages_s - told.between_stages_s) / steps)
 
     def _count(self, name: str, seconds: float, *, is_between_stages: bool) -> None:
         self._of(name).add(seconds)

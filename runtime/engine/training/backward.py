@@ -14,6 +14,7 @@ from dsrun.errors import ModelError
 from ...mesh.join.groups import ProcessGroupMesh
 from ...mesh.step_position import at_step
 from ...observe.memory_watch import MemoryWatch
+from ...trace_labels import labelled
 from ...zero.hooks.modules import UnitHooks
 from ...zero.hooks.unit_calls import engines_own_backward
 from ..memory_queries import MemoryQueries
@@ -178,7 +179,11 @@ class Backwards:
             )
             try:
                 # The order of nodes is what the hooks rest on, see [Note: one ready queue] in zero/hooks/unit_calls.py.
-                with engines_own_backward(), torch.autograd.set_multithreading_enabled(False):
+                with (
+                    labelled("backward"),
+                    engines_own_backward(),
+                    torch.autograd.set_multithreading_enabled(False),
+                ):
                     compute()
             except BaseException:
                 self._hooks.abandon_backward()

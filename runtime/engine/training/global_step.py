@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...memory.arenas import Arenas
@@ -11,6 +11,7 @@ from ...observe.flops.step_flops import StepFlops
 from ...observe.flops.step_profile import StepProfile
 from ...observe.memory_watch import MemoryWatch
 from ...observe.peaks import PeakSummary
+from ...trace_labels import labelled
 from ..memory_queries import MemoryQueries
 from ..model.guard import ModelGuard
 from ..model.ownership import note_outcome
@@ -18,6 +19,7 @@ from ..progress import Progress
 from ..report import StepReport
 from ..step import StepParts, take_step
 from ..update import Update
+from ..watchers import StepWatcher
 
 
 class GlobalSteps:
@@ -36,6 +38,7 @@ class GlobalSteps:
         report: Report of each step.
         flops: Counter of the operations of forwards; None for none.
         profile: Table of one step's arithmetic.
+        watchers: Watchers of each step, told once it is over.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class GlobalSteps:
         report: StepReport,
         flops: StepFlops | None,
         profile: StepProfile,
+        watchers: Sequence[StepWatcher],
     ) -> None:
         self._mesh = mesh
         self._step = step
@@ -66,9 +70,10 @@ class GlobalSteps:
         self._report = report
         self._flops = flops
         self._profile = profile
+        self._watchers = watchers
 
     def take(self, lr_kwargs: Mapping[str, Any] | None, *, stop_request: Callable[[], float]) -> None:
-        """Updates the parameters from the accumulated gradients.
+        """Updates the parameters from the accumulated gradients, and tells those who watch.
 
         Args:
             lr_kwargs: Arguments of the schedule's `step`; None: the script steps the schedule itself.
@@ -78,6 +83,12 @@ class GlobalSteps:
         Raises:
             ModelError: the model is not what the engine took over, or ranks have gathered different units.
         """
+        with labelled("step"):
+            self._take(lr_kwargs, stop_request)
+        for watcher in self._watchers:
+            watcher.end_step(self._progress.counters.global_steps)
+
+    def _take(self, lr_kwargs: Mapping[str, Any] | None, stop_request: Callable[[], float]) -> None:
         step, update, progress = self._step, self._update, self._progress
         self._guard.check()
         step.writes.take_over()

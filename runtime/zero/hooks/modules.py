@@ -19,9 +19,10 @@ from torch.utils.hooks import RemovableHandle
 
 from dsrun.errors import ModelError
 
-from ...compat import in_transform, out_of_transforms
+from ...compat import in_transform, out_of_transforms, profiler_runs
 from ...late_compiler import UncompiledFunction
 from ...own_hooks import OwnHook
+from ...trace_labels import OpenLabel
 from ..grads.reducer import GradReducer
 from ..params.store import ParamStore
 from ..units.unit import ParamUnit
@@ -265,6 +266,7 @@ class _UnitDriver:
         self._input_nodes: set[Node] = set()
         self._open = 0  # forwards that have begun; hooks after a forward also run where the one before it raised
         self._reads = ReadsOutside(unit, UncompiledFunction(self._read))
+        self._label: OpenLabel | None = None  # of the forward that began last, while a profiler runs
         self._handles: list[RemovableHandle] = []
         for module in (unit.module, *unit.twins):
             self._handles += [
@@ -303,11 +305,16 @@ class _UnitDriver:
         _add_nodes(args, self._input_nodes)
         if kwargs:
             _add_nodes(kwargs, self._input_nodes)
+        if profiler_runs() and self._label is None:
+            self._label = OpenLabel(f"forward {self.calls.unit.name}")
 
     def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self._open:
             return
         self._open -= 1
+        if self._label is not None:
+            self._label.end()
+            self._label = None
         if not self._open:
             self._reads.watch()
         if in_transform():

@@ -1,0 +1,36 @@
+"""What looks at a run step by step and changes nothing of it: made as the config and the launch ask for it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..mesh.join.groups import ProcessGroupMesh
+from ..observe.trace import wanted_trace
+from .compose.job import Job
+from .update import Update
+
+
+class StepWatcher(Protocol):
+    """Who is told of each optimizer step, on every rank, and of the end of the engine."""
+
+    def end_step(self, step: int) -> None:
+        """An optimizer step is over; steps count from 1."""
+        ...
+
+    def close(self) -> None:
+        """No step follows; a second call does nothing."""
+        ...
+
+
+def make_watchers(job: Job, mesh: ProcessGroupMesh, update: Update) -> tuple[StepWatcher, ...]:
+    """Returns what looks at the steps of an engine.
+
+    Args:
+        job: this process's place in the job.
+        mesh: ranks and device.
+        update: the optimizer; an engine without one takes no step.
+    """
+    if update.optimizer is None:
+        return ()
+    trace = wanted_trace(rank=mesh.info.rank, device=mesh.device, waits=job.waits)
+    return () if trace is None else (trace,)
