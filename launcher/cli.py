@@ -37,6 +37,7 @@ VERBS = {
     "stop": "End jobs.",
     "show": "Show everything about a job.",
     "memory": "Show what a job's memory was used for.",
+    "trace": "Merge the profiles of a job's ranks, and sum them up.",
     "rerun": "Run a job's command again, and say what changed.",
     "rm": "Remove jobs that have ended.",
     "queue": "List jobs that hold or wait for devices.",

@@ -47,6 +47,7 @@ from ..scheduler.slurm import signal_names
 from ..session.job_run import JobRun, Policies
 from ..session.rank_table import Outcome
 from ..session.user_requests import Interrupted, UserRequests
+from ..traces.job_end import conclude_profile
 from ..transport.base import OwnedTransport
 from ..transport.local import LocalTransport
 from .outcome_text import closing, opening, outcome_json, without_ranks
@@ -296,6 +297,8 @@ class FrontEnd:
         report = None if outcome.report is None else [*outcome.report.render(), *self._hints(outcome.report)]
         if report is not None:
             self._console.report(report)
+        for line in conclude_profile(self._folder, self._plan.env, self._plan.ranks):
+            self._console.note(line)
         was_stopped = outcome.report is None and outcome.exit_code != 0
         exit_code = self._stops.exit_code(outcome.exit_code) if was_stopped else outcome.exit_code
         waited_for = self._waits_for

@@ -185,6 +185,11 @@ class Link:
         # Within half of the round trip nothing is known, and on one machine the true difference is 0.
         self._clock_offset_s = offset_s if abs(offset_s) > time.time() - middle_s else 0.0
 
+    @property
+    def clock_offset_s(self) -> float:
+        """Seconds to add to times of the host's clock; 0 where it is not known to be off."""
+        return self._clock_offset_s
+
     def on_our_clock(self, message: Exit) -> Exit:
         """Returns the message with its times moved to the front end's clock."""
         error = message.error

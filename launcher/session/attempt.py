@@ -86,6 +86,8 @@ class Attempt:
                 self._give_up(link, f"its agent speaks protocol {version}, this dsrun speaks {VERSION}")
             case Hello():
                 link.greet(message)
+                if link.clock_offset_s:
+                    self._sink.event("clock", host=link.node.host.name, offset_s=round(link.clock_offset_s, 6))
                 link.deadline_s = None
                 if message.own_folder:
                     self._apart.add(link.node.host.name)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.contract.profile_request import ProfileRequest, profile_request
 from dsrun.launcher.cli import VERBS
 from dsrun.launcher.plan.environment import passed_on
 from support.cli import Result, clean_environment, invoke
@@ -41,6 +42,7 @@ Verbs:
   stop        End jobs.
   show        Show everything about a job.
   memory      Show what a job's memory was used for.
+  trace       Merge the profiles of a job's ranks, and sum them up.
   rerun       Run a job's command again, and say what changed.
   rm          Remove jobs that have ended.
   queue       List jobs that hold or wait for devices.
@@ -96,6 +98,7 @@ What:
   --model MODEL           What is trained, as for `dsrun plan`.
   --no-plan               Start also what cannot fit into memory.
   --memory-history        Name the lines of code that fill the GPU.
+  --profile steps=A:B     Trace these steps; see `dsrun trace`.
   --dry-run               Check all, print the plan, start nothing.
 
 Other hosts:
@@ -701,6 +704,17 @@ def test_neither_torch_nor_numpy_is_imported_before_a_rank_starts(args: list[str
 def test_help_is_there_at_once() -> None:
     """The best of five, for caches may be cold."""
     assert program_core_seconds([sys.executable, "-m", "dsrun", "--help"], tries=5) < 0.15
+
+
+def test_the_steps_to_profile_reach_the_ranks_as_a_variable(folder: Path) -> None:
+    env = json.loads(dry("--profile", "steps=2:3,memory", "train.py").stdout)["env"]
+    assert profile_request(env) == ProfileRequest(first=2, last=3, memory=True)
+    assert "DSRUN_PROFILE" not in json.loads(dry("train.py").stdout)["env"]
+
+
+@pytest.mark.parametrize("value", ["steps=13:10", "steps=0:3", "steps=1:2,ranks=99", "ranks=0"])
+def test_steps_to_profile_that_make_no_sense_start_nothing(folder: Path, value: str) -> None:
+    assert "`--profile`" in refused("run", "--profile", value, "train.py")
 
 
 def test_memory_history_reaches_the_ranks_as_a_variable(folder: Path) -> None:

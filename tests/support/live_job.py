@@ -51,9 +51,14 @@ class LiveJob:
 
     def end(self) -> str:
         """Waits for the job's end, which must be a good one; returns what the launcher has said."""
+        exit_code, said = self.wait()
+        assert exit_code == 0, said
+        return said
+
+    def wait(self) -> tuple[int, str]:
+        """Waits for the job's end; returns the launcher's exit code and what it has said."""
         _, said = self._process.communicate(timeout=_END_S)
-        assert self._process.returncode == 0, said
-        return said.decode()
+        return self._process.returncode, said.decode()
 
     def kill(self) -> None:
         """Ends the launcher, and with it all ranks, if they still run."""

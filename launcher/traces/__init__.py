@@ -1,0 +1,1 @@
+"""Profiles of ranks: read, summed up, and merged into one file. Profiles nothing."""
