@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from ..mesh.comms_log import log_of
 from ..mesh.join.groups import ProcessGroupMesh
+from ..observe.comms_report import CommsReport
 from ..observe.trace import wanted_trace
 from .compose.job import Job
 from .update import Update
@@ -30,7 +32,9 @@ def make_watchers(job: Job, mesh: ProcessGroupMesh, update: Update) -> tuple[Ste
         mesh: ranks and device.
         update: the optimizer; an engine without one takes no step.
     """
-    if update.optimizer is None:
-        return ()
-    trace = wanted_trace(rank=mesh.info.rank, device=mesh.device, waits=job.waits)
-    return () if trace is None else (trace,)
+    log = log_of(mesh)
+    watchers: list[StepWatcher] = [] if log is None else [CommsReport(log, tells=mesh.is_first)]
+    if update.optimizer is not None:
+        trace = wanted_trace(rank=mesh.info.rank, device=mesh.device, waits=job.waits)
+        watchers += [] if trace is None else [trace]
+    return tuple(watchers)

@@ -75,6 +75,14 @@ class TimingEvent(Protocol):
         ...
 
 
+class WaitTag(Protocol):
+    """Who wants the seconds of single waits; see `WaitTimes.tag`."""
+
+    def add_wait(self, seconds: float) -> None:
+        """A wait that was begun while this was the tag has taken so long; maybe told much later."""
+        ...
+
+
 _MICRO = " of micro batch "
 
 
@@ -124,6 +132,7 @@ class _Unread:
     is_between_stages: bool
     begin: TimingEvent
     end: TimingEvent
+    tag: WaitTag | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +163,9 @@ class WaitTimes:
     ) -> None:
         #: Who is told; between two waits another may take its place.
         self.heartbeat = heartbeat
+        #: Who is told the seconds of waits that begin from now on, beside the counts; None for nobody.
+        self.tag: WaitTag | None = None
+        self._tag: WaitTag | None = None
         self._make_event = _cuda_event if make_event is None else make_event
         self._is_capturing = is_capturing
         self._clock = clock
@@ -204,19 +216,22 @@ class WaitTimes:
         """
         self.heartbeat.enter(collective)
         self._name, self._kind, self._is_between_stages = collective, kind, is_between_stages
+        self._tag = self.tag
         if kind is WaitKind.STREAM:
             self._begin = None if self._is_capturing() or not self._has_room() else self._record()
 
     def leave(self, waited_s: float) -> None:
         """See `WaitObserver`."""
         if self._kind is WaitKind.THREAD:
-            self._count(self._name, waited_s, is_between_stages=self._is_between_stages)
+            self._count(self._name, waited_s, is_between_stages=self._is_between_stages, tag=self._tag)
         elif self._kind is WaitKind.READ:
             waited_s, self._unreported_s = self._unreported_s + self._read(), 0.0
         else:
             waited_s = 0.0
             if self._begin is not None:
-                self._unread.append(_Unread(self._name, self._is_between_stages, self._begin, self._record()))
+                self._unread.append(
+                    _Unread(self._name, self._is_between_stages, self._begin, self._record(), self._tag)
+                )
                 self._begin = None
         self.heartbeat.leave(waited_s)
 
@@ -237,9 +252,11 @@ class WaitTimes:
         self.heartbeat.tell_longest_wait(longest, seconds / steps, (now_s - told.time_s) / steps)
         self.heartbeat.tell_stage_wait((self._between_stages_s - told.between_stages_s) / steps)
 
-    def _count(self, name: str, seconds: float, *, is_between_stages: bool) -> None:
+    def _count(self, name: str, seconds: float, *, is_between_stages: bool, tag: WaitTag | None) -> None:
         self._of(name).add(seconds)
         self._total_s += seconds
+        if tag is not None:
+            tag.add_wait(seconds)
         if is_between_stages:
             self._between_stages_s += seconds
 
@@ -280,7 +297,7 @@ class WaitTimes:
                 self._unread.append(each)
                 continue
             waited_s = each.begin.elapsed_time(each.end) / 1000
-            self._count(each.name, waited_s, is_between_stages=each.is_between_stages)
+            self._count(each.name, waited_s, is_between_stages=each.is_between_stages, tag=each.tag)
             self._spare += (each.begin, each.end)
             seconds += waited_s
         return seconds

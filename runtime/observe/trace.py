@@ -96,6 +96,8 @@ class StepTrace:
         self._profiler: Any = None
         self._label: OpenLabel | None = None
         self._steps: list[int] = []
+        # A script that forks takes a copy of this object along, whose trace is not its own.
+        self._process = os.getpid()
         self._follow(request, 0)
 
     def end_step(self, step: int) -> None:
@@ -121,7 +123,7 @@ class StepTrace:
         """Ends the trace, if one is under way, and writes its whole steps."""
         request, self._request = self._request, None
         profiler, self._profiler = self._profiler, None
-        if request is None or profiler is None:
+        if request is None or profiler is None or self._process != os.getpid():
             return
         self._end_label()
         if isinstance(self._waits.heartbeat, LabelledWaits):

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     initialize_mesh_device = communication.initialize_mesh_device
     irecv = communication.irecv
     isend = communication.isend
+    log_summary = communication.log_summary
     monitored_barrier = communication.monitored_barrier
     recv = communication.recv
     reduce = communication.reduce
@@ -91,6 +92,7 @@ else:
                 "initialize_mesh_device",
                 "irecv",
                 "isend",
+                "log_summary",
                 "monitored_barrier",
                 "recv",
                 "reduce",

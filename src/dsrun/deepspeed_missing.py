@@ -109,7 +109,7 @@ REASONS: Mapping[str, str] = {
     ),
     "every step is a line of records.jsonl in the job's folder": "monitor",
     "steps are recorded with their tokens and flops in records.jsonl": "profiling.*",
-    "`dsrun show JOB --waits` says where ranks wait for each other": "comm.log_summary utils.comms_logging",
+    "`dsrun show JOB --waits` says where ranks wait for each other": "utils.comms_logging",
     "timers are time.perf_counter after torch.cuda.synchronize(); records.jsonl has the seconds of steps": (
         "utils.config"
     ),

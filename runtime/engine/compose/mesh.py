@@ -5,6 +5,7 @@ from __future__ import annotations
 from dsrun.config.axes import axes_of, coordinate_text
 from dsrun.config.config import Config
 
+from ...mesh.comms_log import CommsLog, follow_mesh
 from ...mesh.join.gpus import choose_device
 from ...mesh.join.groups import ProcessGroupMesh, make_mesh, present_backend, separate_reductions
 from ...optim.groups import check_trainable
@@ -42,4 +43,15 @@ def mesh_of(request: Request, settings: Config, job: Job) -> ProcessGroupMesh:
     check_same_everywhere(request.model, settings, request.assignment, request.training_data, mesh, updates=updates)
     if updates:
         separate_reductions(mesh)
-    return mesh
+    section = settings.comms_logger
+    if not section.enabled:
+        return mesh
+    return follow_mesh(
+        mesh,
+        CommsLog(
+            job.waits,
+            kinds=section.kinds(),
+            say=job.say if section.verbose and mesh.is_first else None,
+            names_callers=section.debug,
+        ),
+    )

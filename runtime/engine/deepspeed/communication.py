@@ -18,10 +18,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import device_mesh, distributed_c10d
 
-from dsrun.contract.environment import RankInfo
+from dsrun.contract.environment import RankInfo, is_first_rank
 
 from ...accelerator import get_accelerator
 from ...compat import all_gather_single, reduce_scatter_single
+from ...mesh.comms_log import newest_log
 from ..compose.distributed import init_distributed
 
 #: DeepSpeed's arguments of a collective that torch has not.
@@ -266,6 +267,26 @@ def has_all_reduce_coalesced() -> bool:
 def has_coalescing_manager() -> bool:
     """Whether torch can put several collectives together."""
     return hasattr(distributed_c10d, "_coalescing_manager")
+
+
+def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict[str, dict[int, dict[str, Any]]] | None:
+    """Prints the table of the engine's collectives on rank 0, where the config has `comms_logger`; enters none.
+
+    Args:
+        show_straggler: DeepSpeed's argument, without effect: `dsrun show JOB --waits` compares the ranks.
+        return_dict: whether the figures are returned: by kind and bytes, those of all axes together.
+
+    Returns:
+        for each size `calls`, `bytes`, `seconds`, `algbw` and `busbw` in bytes a second; None without `return_dict`.
+    """
+    del show_straggler
+    log = newest_log()
+    if is_first_rank():
+        lines = ["dsrun: log_summary: nothing was counted: set `comms_logger.enabled`"] if log is None else log.lines()
+        print("\n".join(lines), flush=True)
+    if not return_dict:
+        return None
+    return {} if log is None else log.summary()
 
 
 def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> device_mesh.DeviceMesh:

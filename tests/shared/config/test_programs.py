@@ -418,6 +418,7 @@ def test_what_a_program_asks_of_another_stage_is_noted(stage: int, key: str) -> 
 
 
 @pytest.mark.parametrize("section", ["tensorboard", "csv_monitor", "wandb", "comet", "comms_logger"])
+@pytest.mark.parametrize("section", ["tensorboard", "csv_monitor", "wandb", "comet", "flops_profiler"])
 def test_sections_that_only_tell_are_left_out_with_one_note(section: str) -> None:
     (said,) = notes({section: {"enabled": True}})
     assert said.startswith(f"`{section}` is left out: this version does not ")

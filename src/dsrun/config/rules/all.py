@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from dsrun.config.findings import Code, Report
 from dsrun.config.rules.activation import clashes
+from dsrun.config.rules.comms_logger import check_comms_logger
 from dsrun.config.rules.host_step import check_host_step
 from dsrun.config.rules.idle_offload import check_idle_offload
 from dsrun.config.rules.offload import check_offload
@@ -42,6 +43,7 @@ def check_rules(config: Training, report: Report, place_of: PlaceOf, is_given: I
     check_placement(config, report, place_of)
     check_pipeline(config, report, place_of, is_given)
     check_tensor(config, report, place_of)
+    check_comms_logger(config.comms_logger, report, place_of)
     if config.optimizer is not None:
         check_optimizer(config.optimizer, report, place_of, is_given)
     if config.scheduler is not None:

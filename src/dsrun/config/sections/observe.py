@@ -67,19 +67,46 @@ class Comet(Section):
     mode: Annotated[str | None, knob("Start a new run or go on with one.")] = None
 
 
+#: Names of collectives that a config may have, DeepSpeed's among them, and what the engine calls each.
+COLLECTIVES = {
+    "all_reduce": "all_reduce",
+    "inference_all_reduce": "all_reduce",
+    "all_reduce_coalesced": "all_reduce",
+    "all_gather": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_coalesced": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "broadcast": "broadcast",
+    "all_to_all": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "barrier": "barrier",
+    "send": "send",
+    "isend": "send",
+    "receive": "receive",
+    "recv": "receive",
+    "irecv": "receive",
+}
+
+
 class CommsLogger(Section):
     """A record of every collective."""
 
-    default_status = Status.PLANNED
-    default_reason = "log collectives"
     switch = ("enabled", False)
     only_tells = True
 
-    enabled: Annotated[Flag, knob("Record time and bytes of collectives.", users=(2, 1))] = False
-    verbose: Annotated[Flag, knob("Print each as it happens.")] = False
-    prof_all: Annotated[Flag, knob("Record all kinds.")] = True
-    debug: Annotated[Flag, knob("Name the caller of each.")] = False
-    prof_ops: Annotated[Names, knob("Kinds to record, where not all are.")] = ()
+    enabled: Annotated[Flag, knob("Count the engine's collectives, and the waits for them.", users=(2, 1))] = False
+    verbose: Annotated[Flag, knob("Print each as it happens, on rank 0.")] = False
+    prof_all: Annotated[Flag, knob("Count all kinds.")] = True
+    debug: Annotated[Flag, knob("With `verbose`, name the caller of each.")] = False
+    prof_ops: Annotated[
+        Names,
+        knob("Kinds to count, where not all are.", expects="names of collectives, like `all_reduce`"),
+    ] = ()
+
+    def kinds(self) -> frozenset[str] | None:
+        """Returns the engine's names of the kinds that are counted; None for all."""
+        return None if self.prof_all else frozenset(COLLECTIVES[name] for name in self.prof_ops)
 
 
 class FlopsProfiler(Section):
