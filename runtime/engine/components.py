@@ -209,7 +209,7 @@ def make_components(
     )
     profile = step_profile(sharded, settings, mesh)
 
-    watchers = make_watchers(job, mesh, update)
+    watchers = make_watchers(settings, job, mesh, update, kinds=memory.kinds)
 
     # What trains.
     step = step_parts(sharded, update, mesh, writes=access.writes, same=hooks.same)

@@ -40,6 +40,7 @@ from .host.tiers import open_tiers
 from .model.ownership import end_earlier_engines
 from .model.parts import cut_over_tensor
 from .model.stages import cut_into_stages, note_class, stages_of_script, tie_uses
+from .model.state_dump import tell_state
 from .model.tensor_request import request_of
 from .observation import observe, tell_start
 from .shard import shard_model
@@ -141,6 +142,7 @@ def initialize(
     note_class(engine, chunks)
     _save_on_signal(engine, settings)
     tell_start(sharded, settings, mesh, observation, whole=whole, heartbeat=job.heartbeat)
+    tell_state(sharded, mesh, update.optimizer, predicted=predicted, say=job.say)
     return engine, update.optimizer, data.loader, update.scheduler
 
 

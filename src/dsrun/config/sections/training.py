@@ -170,12 +170,8 @@ class Training(Section):
             users=(16, 7),
         ),
     ] = True
-    dump_state: Annotated[
-        Flag, knob("Print the engine's state.", status=Status.PLANNED, reason="print its state", harmless=True)
-    ] = False
-    memory_breakdown: Annotated[
-        Flag, knob("Print memory at every step.", status=Status.PLANNED, reason="print memory by step", harmless=True)
-    ] = False
+    dump_state: Annotated[Flag, knob("Print the engine's state once, on rank 0.", harmless=True)] = False
+    memory_breakdown: Annotated[Flag, knob("Print memory by kind after every step, on rank 0.", harmless=True)] = False
     disable_allgather: Annotated[
         Flag,
         knob(
