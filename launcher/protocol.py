@@ -17,7 +17,7 @@ from dsrun.contract.error_file import WorkerError
 from dsrun.errors import DsrunError
 
 #: Changes whenever an older peer would misread a message.
-VERSION = 11
+VERSION = 12
 #: A longer frame is no message of ours: a peer that sends one is not trusted with more memory.
 MAX_FRAME_BYTES = 16 << 20
 
@@ -343,6 +343,24 @@ class Records:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankTraceBytes:
+    """Agent to front end: a piece of the profile of a rank, where the front end cannot read it; in order, once no rank
+    of the host writes any more.
+
+    Attributes:
+        rank: number of the rank.
+        offset: place of the piece in the file.
+        data: the bytes, in base64.
+        is_last: no piece of this profile follows.
+    """
+
+    rank: int
+    offset: int
+    data: str
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
     """Agent to front end: a line about the host, for people."""
 
@@ -512,6 +530,7 @@ Message = (
     | Passed
     | Stacks
     | Records
+    | RankTraceBytes
     | Note
     | Exit
     | GpuFindings
@@ -539,6 +558,7 @@ _CLASS_OF: dict[str, type[Message]] = {
     "passed": Passed,
     "stacks": Stacks,
     "records": Records,
+    "rank_trace": RankTraceBytes,
     "note": Note,
     "exit": Exit,
     "gpu_findings": GpuFindings,

@@ -4,19 +4,25 @@ stops nothing, and does not wait: whoever owns the loop calls when it is due.
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 from dsrun.contract.heartbeats import HeartbeatTable
-from dsrun.contract.job_paths import JobPaths
+from dsrun.contract.job_paths import TRACE_PATTERN, JobPaths, rank_of_trace
+from dsrun.units import format_bytes
 
 from ..os_errors import refusal_of
-from ..protocol import Note, Records
+from ..protocol import Note, RankTraceBytes, Records
 from .job_files import HostFolder
 from .ranks import HostRanks
 from .record_lines import RecordLines
 from .relay import Relay
 from .watch.rank_status import PULSE_S, StatusTaking
 from .watch.stacks import StackTaking
+
+#: Of all profiles of a host. The front end waits for a host's last word, and what is sent is in memory until then.
+MOST_TRACE_BYTES = 64 << 20
+_PIECE_BYTES = 1 << 20
 
 
 class StatusReports:
@@ -35,6 +41,7 @@ class StatusReports:
         self._relay = relay
         self._table = table
         self._run_dir = folder.path
+        self._is_apart = folder.is_own
         self._records = RecordLines(JobPaths(Path(folder.path)).records) if folder.is_own else None
         self._statuses = StatusTaking(table, are_python=ranks.are_python)
         self._stacks: StackTaking | None = None
@@ -69,9 +76,31 @@ class StatusReports:
             self._relay.send(answer)
 
     def send_rest(self) -> None:
-        """Sends the records that were not sent yet, once no rank writes any more."""
+        """Sends the records that were not sent yet, and profiles, once no rank writes any more."""
         while self._send_records():
             pass
+        if self._is_apart:
+            self._send_traces()
+
+    def _send_traces(self) -> None:
+        paths, room_bytes = JobPaths(Path(self._run_dir)), MOST_TRACE_BYTES
+        ranks = (rank_of_trace(path.name) for path in paths.folder.glob(TRACE_PATTERN))
+        for rank in sorted(rank for rank in ranks if rank is not None):
+            try:
+                data = paths.trace(rank).read_bytes() if paths.trace(rank).stat().st_size <= room_bytes else None
+            except OSError as error:
+                self._relay.send(Note(text=f"the profile of rank {rank} is not sent: {refusal_of(error)}"))
+                continue
+            if data is None:
+                most = format_bytes(MOST_TRACE_BYTES)
+                text = f"the profile of rank {rank} is not sent: a host sends {most} at most; profile fewer steps"
+                self._relay.send(Note(text=text))
+                continue
+            room_bytes -= len(data)
+            for start in range(0, len(data), _PIECE_BYTES):
+                piece = base64.b64encode(data[start : start + _PIECE_BYTES]).decode("ascii")
+                is_last = start + _PIECE_BYTES >= len(data)
+                self._relay.send(RankTraceBytes(rank=rank, offset=start, data=piece, is_last=is_last))
 
     def _send_records(self) -> bool:
         """Sends some records, if there are new ones; returns whether there were."""

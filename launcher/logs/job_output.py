@@ -6,6 +6,7 @@ and records passes through a mask for secrets; what ranks write does not.
 
 from __future__ import annotations
 
+import base64
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from ..jobs.live_status import LiveStatus
 from ..jobs.record import APPEND, event_line
 from ..masking import masker_of
 from ..plan.launch_plan import LaunchPlan
-from ..protocol import Output, RankStack, RankStatus, Reading
+from ..protocol import Output, RankStack, RankStatus, RankTraceBytes, Reading
 from .files import PART_BYTES, LogFiles
 from .output_index import IndexWriter
 from .rank_output import BarDisplay, Console, JobLog, RankOutput
@@ -154,6 +155,22 @@ class JobOutput:
         """See `Sink`."""
         if self._keeps_records:
             self._keeps_records = self._append(self._paths.records, text)
+
+    def rank_trace(self, piece: RankTraceBytes) -> None:
+        """See `Sink`; the file has its name once it is whole."""
+        _, draft = self._paths.trace_drafts(piece.rank)
+        try:
+            if piece.offset == 0:
+                draft.unlink(missing_ok=True)
+            elif not draft.exists() or draft.stat().st_size != piece.offset:
+                return  # of a file whose beginning could not be written, as was said
+            with open(os.open(draft, APPEND, 0o600), "wb") as file:
+                file.write(base64.b64decode(piece.data))
+            if piece.is_last:
+                os.replace(draft, self._paths.trace(piece.rank))
+        except OSError as error:
+            self._warn(f"the profile of rank {piece.rank} is not kept: {error.strerror}")
+            draft.unlink(missing_ok=True)
 
     def stacks(self, ranks: Sequence[RankStack]) -> None:
         """See `Sink`."""

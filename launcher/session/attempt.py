@@ -29,6 +29,7 @@ from ..protocol import (
     Passed,
     Peers,
     Pulse,
+    RankTraceBytes,
     Reading,
     Records,
     Signal,
@@ -125,6 +126,8 @@ class Attempt:
                 self.table.asked_driver(link.node.host.name, message)
             case Records(text=text):
                 self._sink.records(text)
+            case RankTraceBytes():
+                self._sink.rank_trace(message)
             case Note(text=text):
                 self._sink.note(f"{link.node.host.name}: {text}")
             case Failed():

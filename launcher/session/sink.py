@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..protocol import Output, RankStack, RankStatus, Reading
+from ..protocol import Output, RankStack, RankStatus, RankTraceBytes, Reading
 
 
 class Sink(Protocol):
@@ -50,6 +50,10 @@ class Sink(Protocol):
 
     def records(self, text: str) -> None:
         """Records of rank 0 that it could not write into the job's folder itself; whole lines, see `Records`."""
+        ...
+
+    def rank_trace(self, piece: RankTraceBytes) -> None:
+        """A piece of a rank's profile, which the rank could not write into the job's folder itself."""
         ...
 
     def stacks(self, ranks: Sequence[RankStack]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import subprocess
@@ -50,6 +51,7 @@ from dsrun.launcher.protocol import (
     Passed,
     Pulse,
     RankStack,
+    RankTraceBytes,
     Records,
     Signal,
     Stacks,
@@ -339,6 +341,25 @@ def test_on_a_host_apart_the_jobs_files_are_its_own_and_what_they_say_is_sent(tm
     assert error is not None
     assert error.message == "ValueError: told"
     assert list(Path(plan.run_dir).iterdir()) == []
+
+
+def test_on_a_host_apart_profiles_are_sent_whole(tmp_path: Path) -> None:
+    source = (
+        "import os\n"
+        "for rank, byte in ((0, b'a'), (12, b'b')):\n"
+        "    with open(os.environ['DSRUN_RUN_DIR'] + f'/rank{rank}.trace.json.gz', 'wb') as file:\n"
+        "        file.write(byte * (5 + (1 << 20) * (rank == 0)))\n"
+    )
+    with agent_for(script_plan(tmp_path, source, ranks=1), apart=True) as agent:
+        messages = agent.rest()
+    pieces = [message for message in messages if isinstance(message, RankTraceBytes)]
+    assert [(each.rank, each.offset, each.is_last) for each in pieces] == [
+        (0, 0, False),
+        (0, 1 << 20, True),
+        (12, 0, True),
+    ]
+    data = [base64.b64decode(each.data) for each in pieces]
+    assert data == [b"a" * (1 << 20), b"a" * 5, b"b" * 5]
 
 
 def test_a_host_that_shares_the_jobs_folder_writes_there_and_sends_no_records(tmp_path: Path) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from pathlib import Path
 
+from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.hosts.spec import Allocation, HostSpec
 from dsrun.launcher.jobs.live_status import read_live
 from dsrun.launcher.logs.job_output import JobOutput
 from dsrun.launcher.logs.reader import read_log
 from dsrun.launcher.plan.launch_plan import LaunchPlan, Program, make_plan
-from dsrun.launcher.protocol import Output, RankStatus
+from dsrun.launcher.protocol import Output, RankStatus, RankTraceBytes
 from support.jobs import RecordingSink
 
 
@@ -146,3 +148,31 @@ def test_the_display_says_when_it_wants_to_be_called_again(tmp_path: Path) -> No
     output = JobOutput(plan_for(tmp_path), RecordingSink(), display=Display())
     assert output.tick(5.0) == 5.1
     output.close()
+
+
+def a_piece(offset: int, data: bytes, *, is_last: bool = False) -> RankTraceBytes:
+    return RankTraceBytes(rank=1, offset=offset, data=base64.b64encode(data).decode(), is_last=is_last)
+
+
+def test_a_profile_from_a_host_apart_has_its_name_once_it_is_whole(tmp_path: Path) -> None:
+    output = JobOutput(plan_for(tmp_path), RecordingSink())
+    path = JobPaths(tmp_path).trace(1)
+    # The attempt before ended in the middle of it.
+    output.rank_trace(a_piece(0, b"half"))
+    output.rank_trace(a_piece(0, b"the "))
+    assert not path.exists()
+    output.rank_trace(a_piece(4, b"whole", is_last=True))
+    output.close()
+    assert path.read_bytes() == b"the whole"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_left_of_a_profile_that_was_not_kept_is_not_taken_for_it(tmp_path: Path) -> None:
+    sink = RecordingSink()
+    output = JobOutput(plan_for(tmp_path), sink)
+    (draft,) = JobPaths(tmp_path).trace_drafts(1)[1:]
+    draft.symlink_to(tmp_path / "elsewhere")
+    output.rank_trace(a_piece(4, b"whole", is_last=True))
+    output.close()
+    assert not JobPaths(tmp_path).trace(1).exists()
+    assert not (tmp_path / "elsewhere").exists()

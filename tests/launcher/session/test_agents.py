@@ -40,6 +40,7 @@ from dsrun.launcher.protocol import (
     Peers,
     RankStack,
     RankStatus,
+    RankTraceBytes,
     Reading,
     Records,
     Signal,
@@ -640,6 +641,9 @@ class CountingSink:
         pass
 
     def reading(self, told: Reading) -> None:
+        pass
+
+    def rank_trace(self, piece: RankTraceBytes) -> None:
         pass
 
     def stacks(self, ranks: Sequence[RankStack]) -> None:
