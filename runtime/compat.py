@@ -422,7 +422,7 @@ def stop_memory_history() -> None:
 
 
 def profiler_runs() -> bool:
-    """Whether a profiler of torch runs in this process, ours or the script's: 50 ns."""
+    """Whether a profiler of torch runs in this process, ours or the script's; reads a variable."""
     return _profiler._is_profiler_enabled  # pyright: ignore[reportPrivateUsage]
 
 

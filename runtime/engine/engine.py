@@ -404,7 +404,7 @@ class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, TorchModule
     def _counting(
         self, trains: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> AbstractContextManager[object]:
-        """Returns what counts the operations of a forward that trains, where the run is recorded or its step profiled."""
+        """Returns what counts the operations of a forward that trains, for the records and for a profile."""
         if not trains:
             return nullcontext()
         flops, counting = self._components.flops, ExitStack()
