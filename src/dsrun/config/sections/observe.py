@@ -1,70 +1,9 @@
-"""Schema of monitors, profilers and timers: what a run tells about itself."""
+"""Schema of profilers and timers: what a run tells about itself. Trackers: `monitors.py`."""
 
 from typing import Annotated
 
 from dsrun.config.knob import Section, Status, knob, unset
-from dsrun.config.values import Count, Flag, Names, NonNegative, Positive, Whole
-
-_JOB_NAME = "Name of the run's folder."
-
-
-class TensorBoard(Section):
-    """Scalars for TensorBoard."""
-
-    default_status = Status.PLANNED
-    default_reason = "write TensorBoard files"
-    switch = ("enabled", False)
-    only_tells = True
-
-    enabled: Annotated[Flag, knob("Write scalars for TensorBoard.")] = False
-    output_path: Annotated[str, knob("Folder of the files.")] = ""
-    job_name: Annotated[str, knob(_JOB_NAME)] = "DeepSpeedJobName"
-
-
-class CsvMonitor(Section):
-    """Scalars as CSV files."""
-
-    default_status = Status.PLANNED
-    default_reason = "write CSV files"
-    switch = ("enabled", False)
-    only_tells = True
-
-    enabled: Annotated[Flag, knob("Write scalars as CSV files.")] = False
-    output_path: Annotated[str, knob("Folder of the files.")] = ""
-    job_name: Annotated[str, knob(_JOB_NAME)] = "DeepSpeedJobName"
-
-
-class Wandb(Section):
-    """Scalars for Weights & Biases."""
-
-    default_status = Status.PLANNED
-    default_reason = "send scalars to Weights & Biases"
-    switch = ("enabled", False)
-    only_tells = True
-
-    enabled: Annotated[Flag, knob("Send scalars to Weights & Biases.")] = False
-    group: Annotated[str | None, knob("Group of the run.")] = None
-    team: Annotated[str | None, knob("Team that owns the project.")] = None
-    project: Annotated[str, knob("Project of the run.")] = "deepspeed"
-
-
-class Comet(Section):
-    """Scalars for Comet."""
-
-    default_status = Status.PLANNED
-    default_reason = "send scalars to Comet"
-    switch = ("enabled", False)
-    only_tells = True
-
-    enabled: Annotated[Flag, knob("Send scalars to Comet.")] = False
-    samples_log_interval: Annotated[Positive, knob("Samples between two points.", unit="samples")] = 100
-    project: Annotated[str | None, knob("Project of the run.")] = None
-    workspace: Annotated[str | None, knob("Workspace of the project.")] = None
-    api_key: Annotated[str | None, knob("Key of the account; better set as environment variable.")] = None
-    experiment_name: Annotated[str | None, knob("Name of the run.")] = None
-    experiment_key: Annotated[str | None, knob("Key of a run to go on with.")] = None
-    online: Annotated[Flag | None, knob("Send at once, or keep for later.")] = None
-    mode: Annotated[str | None, knob("Start a new run or go on with one.")] = None
+from dsrun.config.values import Count, Flag, Names, NonNegative, Whole
 
 
 #: Names of collectives that a config may have, DeepSpeed's among them, and what the engine calls each.

@@ -10,7 +10,8 @@ from dsrun.config.sections.activation import ActivationCheckpointing
 from dsrun.config.sections.checkpoint import Checkpoint
 from dsrun.config.sections.data import Autotuning, DataEfficiency
 from dsrun.config.sections.memory import Aio
-from dsrun.config.sections.observe import Comet, CommsLogger, CsvMonitor, FlopsProfiler, TensorBoard, Timers, Wandb
+from dsrun.config.sections.monitors import Aim, Comet, CsvMonitor, Mlflow, TensorBoard, Trackio, Wandb
+from dsrun.config.sections.observe import CommsLogger, FlopsProfiler, Timers
 from dsrun.config.sections.optimizer import OptimizerSection
 from dsrun.config.sections.parallel import Compile, ExpertParallel, HybridEngine, Pipeline, TensorParallel
 from dsrun.config.sections.precision import Bf16, DataTypes, Fp8, Fp16, TorchAutocast
@@ -269,6 +270,9 @@ class Training(Section):
     csv_monitor: Annotated[CsvMonitor, knob("Scalars as CSV files.")] = unset(CsvMonitor)
     wandb: Annotated[Wandb, knob("Scalars for Weights & Biases.")] = unset(Wandb)
     comet: Annotated[Comet, knob("Scalars for Comet.")] = unset(Comet)
+    mlflow: Annotated[Mlflow, knob("Scalars for MLflow.")] = unset(Mlflow)
+    trackio: Annotated[Trackio, knob("Scalars for trackio.")] = unset(Trackio)
+    aim: Annotated[Aim, knob("Scalars for Aim.")] = unset(Aim)
     comms_logger: Annotated[CommsLogger, knob("A record of every collective.")] = unset(CommsLogger)
     flops_profiler: Annotated[FlopsProfiler, knob("Counts the arithmetic of one step.")] = unset(FlopsProfiler)
     timers: Annotated[Timers, knob("Timers.")] = unset(Timers)
