@@ -28,3 +28,5 @@ DESCRIBE_MODEL = "dsrun.runtime.engine.compose.describe"
 CONVERT_CHECKPOINT = "dsrun.runtime.checkpoint.convert.main"
 #: A safetensors file into a file of torch.
 EXPORT_TORCH_FILE = "dsrun.runtime.checkpoint.export.torch_file"
+#: Gives a job's scalars to one tracker.
+MONITOR = "dsrun.launcher.monitors.main"

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from dsrun.contract.monitor_records import MonitorSettings
 from dsrun.errors import Problem
 
 from ..hosts.spec import Allocation
@@ -98,6 +99,7 @@ class Launch:
         gpus: those of this machine, in CUDA's order; empty where its driver was not asked.
         steps_on_host: the config says that the optimizer's step computes in host memory.
         open_config: path or text of the config, where it leaves sizes of axes to a plan; None where it leaves none.
+        monitors: trackers that the config switches on, with their secrets.
         notes: decisions that dsrun has made for the user, a line each.
         warnings: `warning:` lines about results that may surprise the user; they stop nothing.
     """
@@ -113,6 +115,7 @@ class Launch:
     gpus: tuple[GpuPlace, ...] = ()
     steps_on_host: bool = False
     open_config: str | None = None
+    monitors: tuple[MonitorSettings, ...] = ()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

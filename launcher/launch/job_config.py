@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.contract.environment import CONFIG_ENV
+from dsrun.contract.monitor_records import MonitorSettings
 from dsrun.errors import ConfigError, Problem
 
 from ..plan.script_args import CONFIG_FLAG, DEEPSPEED_CONFIG_FLAG, ScriptWords
@@ -24,12 +25,14 @@ class JobConfig:
         warnings: warnings about the config.
         steps_on_host: the optimizer's step computes in host memory.
         open_source: path or text of a config that leaves sizes of axes to a plan; None where it leaves none.
+        monitors: trackers that the config switches on, with their secrets.
     """
 
     path: str | None = None
     warnings: tuple[str, ...] = ()
     steps_on_host: bool = False
     open_source: str | None = None
+    monitors: tuple[MonitorSettings, ...] = ()
 
 
 def check_config(
@@ -89,6 +92,7 @@ def _load_config(source: str | Path, *, world_size: int | None, hint: str | None
     from dsrun.config.axes import open_axes
     from dsrun.config.findings import Severity, errors_of
     from dsrun.config.load import inspect
+    from dsrun.config.monitors import enabled_monitors
 
     try:
         inspected = inspect(source, world_size=world_size)
@@ -105,4 +109,5 @@ def _load_config(source: str | Path, *, world_size: int | None, hint: str | None
         warnings=tuple(finding.render() for finding in findings if finding.severity is Severity.WARNING),
         steps_on_host=config is not None and config.zero_optimization.offload_optimizer.device != "none",
         open_source=str(source) if config is not None and open_axes(config) else None,
+        monitors=() if config is None else enabled_monitors(config),
     )

@@ -28,6 +28,7 @@ from ..machine.software.versions import read_versions
 from ..machine.verdict import Context
 from ..machine.verdicts.no_gpus import no_gpu_verdicts
 from ..machine.verdicts.torch_build import cpu_build_verdicts
+from ..monitors.checks import problems_of
 from ..plan.env_file import read_env_file
 from ..plan.environment import counted_environ, job_environment, parse_env_options, passed_on, threads_warnings
 from ..plan.gpu_order import check_order, order_warnings
@@ -140,6 +141,8 @@ def resolve(
         findings.attempt(paths.check)
     world_size = None if placement is None else placement.world_size
     config = findings.attempt(lambda: check_config(request.config, words, world_size, environ))
+    if config is not None and (placement is None or _has_records(placement)):
+        findings.problems += [problem for each in config.monitors for problem in problems_of(each, folder=paths.folder)]
     if findings.problems or placement is None or start is None or demand is None:
         raise UsageError.of(findings.problems)
     config = config or JobConfig()
@@ -162,6 +165,7 @@ def resolve(
         gpus=places,
         steps_on_host=config.steps_on_host,
         open_config=config.open_source,
+        monitors=config.monitors if _has_records(placement) else (),
         warnings=(
             *config.warnings,
             *start_warnings(program, request.start),
@@ -262,6 +266,11 @@ def _choose_backend(request: Request, environ: Mapping[str, str]) -> _BackendCho
             hint=f"`unset {BACKEND_ENV}`, or use `--backend`",
         )
     return _BackendChoice(inherited or None, f"`{BACKEND_ENV}={inherited}`")
+
+
+def _has_records(placement: Placement) -> bool:
+    """Whether the records of the job come to this machine: of several nodes the first one has them."""
+    return placement.static is None or placement.static.node_rank == 0
 
 
 def _local_hosts(placement: Placement | None) -> tuple[HostSpec, ...]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dsrun.contract.environment import CONFIG_ENV
 from dsrun.errors import DsrunError, UsageError
 
-from ..console.live import terminal_console
+from ..console.live import JobConsole, terminal_console
 from ..console.signals import StopRequests
 from ..failures.report import FailureReport, RankEnd
 from ..jobs.facts import FactsWriter, read_facts
@@ -40,9 +40,11 @@ from ..launch.stdin_choice import StdinObstacle, why_no_stdin
 from ..logs.job_output import JobOutput
 from ..machine.devices.choice import DeviceLease
 from ..masking import masker_of
+from ..monitors.processes import MonitorProcesses
 from ..plan.environment import counted_environ
 from ..plan.launch_plan import LaunchPlan
 from ..plan.script_args import misplaced_options
+from ..protocol import StreamName
 from ..scheduler.slurm import signal_names
 from ..session.job_run import JobRun, Policies
 from ..session.rank_table import Outcome
@@ -102,6 +104,38 @@ class RunSettings:
     progress: bool = True
     as_json: bool = False
     quiet: bool = False
+
+
+class _NotedDisplay:
+    """The moving part of the console, which also fetches what the trackers have to say. See `Display`.
+
+    Args:
+        console: the console.
+        monitors: the trackers.
+    """
+
+    def __init__(self, console: JobConsole, monitors: MonitorProcesses) -> None:
+        self._console = console
+        self._monitors = monitors
+
+    @property
+    def shows_bars(self) -> bool:
+        """As the console has it."""
+        return self._console.shows_bars
+
+    def bar(self, rank: int, stream: StreamName, state: str | None) -> None:
+        """See `BarDisplay`."""
+        self._console.bar(rank, stream, state)
+
+    def tick(self, now_s: float) -> float | None:
+        """Shows new notes, and does what the console has to do."""
+        for note in self._monitors.notes():
+            self._console.note(note)
+        return self._console.tick(now_s)
+
+    def close(self) -> None:
+        """See `Display`."""
+        self._console.close()
 
 
 class FrontEnd:
@@ -266,17 +300,28 @@ class FrontEnd:
             self._console.note(note)
         self._console.note(opening(self._plan, devices=self._launch.devices, source=self._launch.placement.source))
         facts = FactsWriter(self._folder, self._read_facts)
+        monitors = MonitorProcesses(
+            self._folder,
+            job_id=self._plan.job_id,
+            cwd=self._plan.cwd,
+            monitors=self._launch.monitors,
+            environ={**os.environ, **self._launch.env},
+        )
         self._began_s = time.monotonic()
         self._waits_for = "its ranks to start"
         try:
-            outcome = self._run_ranks()
+            outcome = self._run_ranks(monitors)
         finally:
             self._console.close()
+            monitors.finish()
+            for note in monitors.notes():
+                self._console.note(note)
             self._tell(facts.finish(_FACTS_PATIENCE_S))
         return self._conclude(outcome)
 
-    def _run_ranks(self) -> Outcome:
-        output = JobOutput(self._plan, self._console, display=self._console, why_no_stdin=self._why_no_stdin)
+    def _run_ranks(self, monitors: MonitorProcesses) -> Outcome:
+        display = _NotedDisplay(self._console, monitors)
+        output = JobOutput(self._plan, self._console, display=display, why_no_stdin=self._why_no_stdin)
         try:
             policies = self._settings.policies
             job = JobRun(

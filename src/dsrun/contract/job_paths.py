@@ -103,6 +103,22 @@ class JobPaths:
         """Profile of one rank while it is written: as JSON, and compressed."""
         return self.folder / f".rank{rank}.trace.json", self.folder / f".rank{rank}.trace.json.gz"
 
+    def monitor_state(self, name: str) -> Path:
+        """How far a tracker has been given the records, see launcher/monitors/state.py.
+
+        Args:
+            name: name of the tracker's section of the config.
+        """
+        return self.folder / f"monitor-{name}.json"
+
+    def monitor_log(self, name: str) -> Path:
+        """What a tracker's own package has written.
+
+        Args:
+            name: name of the tracker's section of the config.
+        """
+        return self.folder / f"monitor-{name}.log"
+
     def log(self, rank: int) -> Path:
         """Newest part of what a rank wrote."""
         return self.folder / f"rank{rank}.log"

@@ -1,0 +1,286 @@
+"""Trackers beside a job: a process for each, started with it, started again if it dies, and ended with it in time.
+
+All of it happens on one thread, so that a tracker costs the front end nothing; notes are fetched by whoever shows them.
+A process is the child of that thread, which lives until the last of them has ended: see `die_with_parent`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsrun.contract.job_paths import JobPaths
+from dsrun.contract.monitor_records import MONITORS_EVENT, MonitorSettings, read_monitors
+from dsrun.contract.step_records import STEP_EVENT
+
+from ..isolated_command import isolated_command
+from ..process_modules import MONITOR
+from ..records.follow import RecordFollower
+from .checks import destination, problems_of
+from .main import END_WORD, Order
+from .state import MonitorState, StateFile
+from .trackers.registry import TRACKERS, TrackerKind
+
+#: For trackers to take the last steps of a job, and to be closed.
+PATIENCE_S = 10.0
+#: Between two looks at processes and at records.
+_LOOK_S = 0.5
+#: Waits before a process that died is started again; the last one repeats.
+_AGAIN_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Monitor:
+    settings: MonitorSettings
+    kind: TrackerKind
+    process: subprocess.Popen[bytes] | None = None
+    deaths: int = 0
+    start_at_s: float = 0.0
+    rest: bytes = b""
+    done: bool = False
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+
+
+class MonitorProcesses:
+    """The trackers of one job.
+
+    Args:
+        folder: Folder of the job.
+        job_id: Id of the job.
+        cwd: Working folder of the job.
+        monitors: Trackers that the launch's config switches on; those of a program's config follow by its records.
+        environ: Environment of the processes.
+        trackers: Trackers there are; tests give made-up ones.
+        patience_s: Seconds that they have at the end.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        job_id: str,
+        cwd: str,
+        monitors: Sequence[MonitorSettings],
+        environ: Mapping[str, str],
+        trackers: Mapping[str, TrackerKind] = TRACKERS,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._folder = folder
+        self._job_id = job_id
+        self._cwd = cwd
+        self._environ = dict(environ)
+        self._trackers = trackers
+        self._patience_s = patience_s
+        self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._monitors: dict[str, _Monitor] = {}
+        self._follower: RecordFollower | None = RecordFollower(JobPaths(folder).records)
+        self._wake_fd, self._waker_fd = os.pipe()
+        for settings in monitors:
+            self._add(settings)
+        self._thread = threading.Thread(target=self._run, name="dsrun-monitors", daemon=True)
+        self._thread.start()
+
+    def notes(self) -> Iterator[str]:
+        """Yields lines for the user that nobody has fetched yet."""
+        with suppress(queue.Empty):
+            while True:
+                yield self._notes.get_nowait()
+
+    def finish(self) -> None:
+        """Lets the trackers take what is left of an ended job, for so long at most; then none of them runs any more."""
+        if self._waker_fd >= 0:
+            os.close(self._waker_fd)
+            self._waker_fd = -1
+        # Killing what is left, and collecting it, takes a moment more.
+        self._thread.join(self._patience_s + 5.0)
+
+    def _add(self, settings: MonitorSettings) -> None:
+        kind = self._trackers.get(settings.name)
+        if kind is None or settings.name in self._monitors:
+            return
+        public = settings.without_secrets()
+        environment = dict(self._environ)
+        for key in public.left_out:
+            if key in kind.secrets and key in settings.options:
+                environment.setdefault(kind.secrets[key], settings.options[key])
+        self._monitors[settings.name] = _Monitor(settings=public, kind=kind, environment=environment)
+        self._notes.put(f"monitor {settings.name}: {destination(public, self._cwd)}")
+        for key in settings.left_out:
+            if kind.secrets.get(key) not in environment:
+                self._notes.put(
+                    f"monitor {settings.name}: `{settings.name}.{key}` of the script's config holds a secret, and is "
+                    f"not handed on; set `{kind.secrets.get(key, key.upper())}` where dsrun is started"
+                )
+
+    # --- on the thread
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        deadline_s: float | None = None
+        while True:
+            now_s = time.monotonic()
+            if deadline_s is None:
+                self._look_for_more()
+            self._start_due(now_s, is_ending=deadline_s is not None)
+            live = self._live()
+            if deadline_s is not None and (not live or now_s >= deadline_s):
+                break
+            descriptors = {process.stdout.fileno(): each for each, process in live if process.stdout is not None}
+            for descriptor in descriptors:
+                poll.register(descriptor, select.POLLIN)
+            ready = poll.poll(self._pause_ms(deadline_s, now_s))
+            for descriptor in descriptors:
+                poll.unregister(descriptor)
+            for descriptor, _ in ready:
+                if descriptor == self._wake_fd:
+                    poll.unregister(self._wake_fd)
+                    deadline_s = time.monotonic() + self._patience_s
+                    self._look_for_more()
+                    self._start_due(time.monotonic(), is_ending=True)
+                    self._say_end()
+                else:
+                    self._read_notes(descriptors[descriptor], descriptor)
+            self._collect()
+        self._end()
+        os.close(self._wake_fd)
+
+    def _pause_ms(self, deadline_s: float | None, now_s: float) -> float | None:
+        if deadline_s is not None:
+            return 1000 * max(0.0, min(_LOOK_S, deadline_s - now_s))
+        return 1000 * _LOOK_S if self._monitors or self._follower is not None else None
+
+    def _live(self) -> list[tuple[_Monitor, subprocess.Popen[bytes]]]:
+        return [(each, each.process) for each in self._monitors.values() if each.process is not None]
+
+    def _look_for_more(self) -> None:
+        """Looks for the trackers of a program's config, which stand before the first step."""
+        if self._follower is None:
+            return
+        with suppress(OSError, KeyError, TypeError):
+            for record in self._follower.read():
+                if record.get("event") == STEP_EVENT:
+                    self._follower = None
+                    return
+                if record.get("event") == MONITORS_EVENT:
+                    for settings in read_monitors(record):
+                        self._add_of_program(settings)
+
+    def _add_of_program(self, settings: MonitorSettings) -> None:
+        """Starts a tracker that no file was checked for: what is wrong with it is told, and the run goes on."""
+        kind = self._trackers.get(settings.name)
+        if kind is None or settings.name in self._monitors:
+            return
+        problems = problems_of(settings, folder=self._cwd, trackers=self._trackers)
+        if problems:
+            for problem in problems:
+                hint = "" if problem.hint is None else f" ({problem.hint})"
+                self._notes.put(f"monitor {settings.name} is not started: {problem.message}{hint}")
+            return
+        self._add(settings)
+
+    def _start_due(self, now_s: float, *, is_ending: bool) -> None:
+        for each in self._monitors.values():
+            if each.process is None and not each.done and now_s >= each.start_at_s:
+                if is_ending and each.deaths:
+                    each.done = True  # it dies again and again; the note says how to go on
+                    continue
+                self._start(each)
+
+    def _start(self, monitor: _Monitor) -> None:
+        order = Order(
+            folder=str(self._folder),
+            job_id=self._job_id,
+            cwd=self._cwd,
+            opener=monitor.kind.opener,
+            again=monitor.kind.again,
+            settings=monitor.settings.to_json(),
+            parent_pid=os.getpid(),
+        )
+        try:
+            process = subprocess.Popen(
+                isolated_command(sys.executable, MONITOR),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=monitor.environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._died(monitor, f"cannot be started: {(error.strerror or str(error)).lower()}")
+            return
+        monitor.process = process
+        assert process.stdin is not None, "it is a pipe"
+        with suppress(OSError):
+            process.stdin.write(order.to_line())
+            process.stdin.flush()
+
+    def _say_end(self) -> None:
+        for _, process in self._live():
+            assert process.stdin is not None, "it is a pipe"
+            with suppress(OSError):
+                process.stdin.write(END_WORD)
+                process.stdin.flush()
+
+    def _read_notes(self, monitor: _Monitor, descriptor: int) -> None:
+        *lines, monitor.rest = (monitor.rest + os.read(descriptor, 1 << 16)).split(b"\n")
+        for line in lines:
+            self._notes.put(f"monitor {monitor.settings.name}: {line.decode(errors='replace')}")
+
+    def _collect(self) -> None:
+        for each, process in self._live():
+            status = process.poll()
+            if status is None:
+                continue
+            _close(process)
+            each.process = None
+            if status == 0:
+                each.done = True
+            else:
+                how = f"signal {-status}" if status < 0 else f"exit code {status}"
+                self._died(
+                    each, f"its process ended with {how}, see {JobPaths(self._folder).monitor_log(each.settings.name)}"
+                )
+
+    def _died(self, monitor: _Monitor, how: str) -> None:
+        pause_s = _AGAIN_S[min(monitor.deaths, len(_AGAIN_S) - 1)]
+        monitor.deaths += 1
+        monitor.start_at_s = time.monotonic() + pause_s
+        if monitor.deaths == 1:
+            self._notes.put(f"monitor {monitor.settings.name}: {how}; started again, training goes on")
+
+    def _end(self) -> None:
+        """Kills what has not ended in time, and tells which tracker does not have all."""
+        for _, process in self._live():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            _close(process)
+        for each in self._monitors.values():
+            state = StateFile(self._folder, each.settings).read()
+            if not state.closed:
+                self._notes.put(f"monitor {each.settings.name}: {self._behind(each, state)}")
+
+    def _behind(self, monitor: _Monitor, state: MonitorState) -> str:
+        has = "none of the steps" if state.step is None else f"the steps up to {state.step}"
+        with suppress(OSError):
+            if state.step is not None and state.offset == JobPaths(self._folder).records.stat().st_size:
+                has = "all steps, and was not closed in time"
+        return f"it has {has}; `dsrun export {self._job_id} --to {monitor.settings.name}` sends the rest"
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()

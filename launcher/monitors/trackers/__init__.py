@@ -1,0 +1,1 @@
+"""Trackers, one module each: what a tracker does with points."""
