@@ -51,6 +51,8 @@ _URL_PASSWORD = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://[^\s/:@]*):([^\s/@]+)@
 #: A bearer's token, and a field of a URL's query.
 _BEARER = re.compile(r"\b(bearer\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
 _QUERY = re.compile(r"([?&])([A-Za-z0-9_.-]+)=([^&\s#'\"]+)")
+#: A member of an object in JSON, which may be a word of a command line: `"api_key": "X"`.
+_MEMBER = re.compile(r"""(["'])([A-Za-z0-9_.-]+)\1(\s*:\s*)(["'])((?:\\.|(?!\4).)*)\4""")
 
 
 def is_secret_name(name: str) -> bool:
@@ -88,11 +90,18 @@ def masked(name: str, value: str) -> str:
 
 
 def masked_text(text: str) -> str:
-    """Returns a text without what looks like a key: known shapes, passwords in URLs, bearer tokens."""
+    """Returns a text without what looks like a key: known shapes, passwords in URLs, bearer tokens, members of JSON."""
     if "://" in text:
         text = _URL_PASSWORD.sub(rf"\1:{MASK}@", text)
         text = _QUERY.sub(lambda match: f"{match[1]}{match[2]}={masked(match[2], match[3])}", text)
+    if ":" in text:
+        text = _MEMBER.sub(_masked_member, text)
     return _BEARER.sub(rf"\1{MASK}", _SHAPES.sub(MASK, text))
+
+
+def _masked_member(match: re.Match[str]) -> str:
+    quote, name, colon, mark, value = match.groups()
+    return f"{quote}{name}{quote}{colon}{mark}{_masked_value(value) if is_secret_name(name) else value}{mark}"
 
 
 def masked_words(words: Sequence[str], *, own_options: Collection[str] = ()) -> list[str]:

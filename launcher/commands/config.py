@@ -10,6 +10,8 @@ import click
 
 from dsrun.errors import ConfigError, UsageError
 
+from ..masking import Masker
+
 if TYPE_CHECKING:
     from dsrun.config.findings import Finding
 
@@ -75,7 +77,11 @@ def show(file: str, world_size: int | None, diff_defaults: bool, as_json: bool) 
         click.echo(dump(document(config, diff_defaults=diff_defaults)), nl=False)
         return 0
     table = [
-        (row.path, shown(row.value), str(row.source) + (f"; DeepSpeed: {row.differs}" if row.differs else ""))
+        (
+            row.path,
+            shown(Masker().value({row.path: row.value})[row.path]),
+            str(row.source) + (f"; DeepSpeed: {row.differs}" if row.differs else ""),
+        )
         for row in rows(config, diff_defaults=diff_defaults)
     ]
     for line in _columns(table):

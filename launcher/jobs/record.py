@@ -30,6 +30,8 @@ ENDINGS = ("done", "failed", "stopped")
 #: Raised whenever a field changes its meaning or goes away; new fields do not raise it.
 SCHEMA_VERSION = 1
 _MODE = 0o600
+#: A member of YAML's objects on one line: `{api_key: X}`.
+_MEMBER = re.compile(r"""(([\w.-]+)\s*:\s+)([^\s,{}\[\]"']+)""")
 #: How a file grows that others read meanwhile; not through a link that somebody planted.
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -242,8 +244,8 @@ def _without_secrets(data: bytes) -> bytes:
 
 def _line_without_secrets(line: str) -> str:
     match = re.fullmatch(r"""(\s*["']?([\w.-]+)["']?\s*:\s*)(\S[^\n]*)(\n?)""", line)
-    if match is None:
-        return masked_text(line)
+    if match is None or match[3][0] in "{[":
+        return masked_text(_MEMBER.sub(lambda found: f"{found[1]}{masked(found[2], found[3])}", line))
     return f"{match[1]}{masked(match[2], match[3])}{match[4]}"
 
 

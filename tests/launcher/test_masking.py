@@ -87,6 +87,8 @@ def test_values_are_masked_by_their_name_or_their_own_look(name: str, value: str
         ("git clone https://me:pw@host/x.git failed", "git clone https://me:***@host/x.git failed"),
         ("GET https://h/x?a=1&sig=2&token=abcdef#f", "GET https://h/x?a=1&sig=2&token=***#f"),
         ("Authorization: Bearer abc.def-ghi", "Authorization: Bearer ***"),
+        ('{"comet": {"api_key": "x1"}, "tokens": "12"}', '{"comet": {"api_key": "***"}, "tokens": "12"}'),
+        (r"{'api_key': 'it\'s', 'lr': '1e-3'}", "{'api_key': '***', 'lr': '1e-3'}"),
         ("sk-learn and hf_hub are libraries", "sk-learn and hf_hub are libraries"),
         ("rank 1 on w0 exited with code 3", "rank 1 on w0 exited with code 3"),
     ],

@@ -153,3 +153,10 @@ def test_check_takes_inline_json_and_base64_as_the_other_verbs_do() -> None:
     broken = invoke("config", "check", '{"train_batch_size": 8')
     assert (broken.exit_code, broken.stdout) == (2, "")
     assert broken.stderr.startswith("error: <inline>:1:")
+
+
+def test_show_hides_a_key(folder: Path) -> None:
+    (folder / "key.json").write_text(GOOD.replace("}}", '}, "comet": {"enabled": true, "api_key": "sEcReTsEcReT"}}'))
+    shown = invoke("config", "show", "key.json").stdout
+    assert "sEcReTsEcReT" not in shown
+    assert "comet.api_key" in shown

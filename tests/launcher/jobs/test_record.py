@@ -15,6 +15,7 @@ from dsrun.launcher.jobs.lock import JobLock, is_locked
 from dsrun.launcher.jobs.record import (
     JobRecord,
     ProcessMark,
+    copy_config,
     new_record,
     read_json,
     read_record,
@@ -149,3 +150,21 @@ def test_a_process_is_told_from_another_of_its_number() -> None:
 
 def test_a_file_that_is_no_object_is_none(tmp_path: Path) -> None:
     assert read_json(tmp_path / "no") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"comet": {"api_key": "sEcReTsEcReT"}}',
+        "comet: {enabled: true, api_key: sEcReTsEcReT, online: false}\n",
+        "comet:\n  api_key: sEcReTsEcReT  # mine\n",
+        '// mine\n{"comet": {"api_key": "sEcReTsEcReT"}}\n',
+    ],
+)
+def test_a_key_in_a_config_is_not_in_its_copy(tmp_path: Path, text: str) -> None:
+    config = tmp_path / "ds.yaml"
+    config.write_text(text)
+    copy_config(str(config), tmp_path)
+    copy = JobPaths(tmp_path).config_copy.read_text()
+    assert "sEcReTsEcReT" not in copy
+    assert "***" in copy
