@@ -19,7 +19,7 @@ from ..observe.flops.step_profile import ProfileOptions, StepProfile
 from ..observe.memory import StatePrediction
 from ..observe.records import RecordWriter
 from ..observe.wear import DiskWear
-from .compose.config_notes import record_program_config
+from .compose.config_notes import record_monitors, record_program_config
 from .compose.describe import describe_units
 from .compose.start_report import open_run, records_path
 from .host.disk import counts_of_drives, wear_of
@@ -105,6 +105,8 @@ def tell_start(
     else:
         heartbeat.tell_stage(0, 0, schedule_wait=0.0)  # an engine before this one may have had stages
     record_program_config(settings, observation.records)
+    if mesh.is_first:
+        record_monitors(settings, observation.records, is_recorded=records_path(mesh.info) is not None)
     heartbeat.beat(step=0, phase=SCRIPT_PHASE)
 
 

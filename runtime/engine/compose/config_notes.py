@@ -1,6 +1,7 @@
-"""What became of a config that a program made, said once for the whole job and written into its records.
+"""What a config comes to outside of training, said once for the whole job and written into its records.
 
-Reads and changes no config.
+That is what became of one that a program made, and which trackers it switches on. A rank gives nothing to a tracker:
+one that is down or slow would stall it. Changes no config.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import functools
 from collections.abc import Sequence
 
 from dsrun.config.config import Config
+from dsrun.config.monitors import enabled_monitors
 from dsrun.contract.environment import RankInfo, stands_for_deepspeed
+from dsrun.contract.monitor_records import MONITORS_EVENT, monitors_fields
 
 from ...observe.records import RecordWriter
 
@@ -52,6 +55,27 @@ def program_notes(settings: Config) -> Sequence[str]:
     if not (stands_for_deepspeed() and settings.source == "<dict>"):
         return []
     return [finding.message + (f" ({finding.hint})" if finding.hint else "") for finding in settings.findings]
+
+
+def record_monitors(settings: Config, records: RecordWriter, *, is_recorded: bool) -> None:
+    """Writes down the trackers that the config switches on, without secrets; says so where nobody will read it.
+
+    Args:
+        settings: the checked config.
+        records: writer of records, which only the first rank has.
+        is_recorded: whether the run has records: a launcher of another kind makes none.
+    """
+    monitors = enabled_monitors(settings)
+    if not monitors:
+        return
+    if is_recorded:
+        records.write(MONITORS_EVENT, monitors_fields(monitors))
+        return
+    names = ", ".join(f"`{each.name}`" for each in monitors)
+    _print_once(
+        f"dsrun: {names} of this config get{'s' if len(monitors) == 1 else ''} nothing: trackers are fed by dsrun's "
+        "launcher, and this job was not started by it; start it with `dsrun SCRIPT`"
+    )
 
 
 @functools.cache
