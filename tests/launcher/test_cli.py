@@ -41,6 +41,7 @@ Verbs:
   metrics     Serve figures of jobs to Prometheus.
   stop        End jobs.
   show        Show everything about a job.
+  export      Give a job's records to trackers.
   memory      Show what a job's memory was used for.
   trace       Merge the profiles of a job's ranks, and sum them up.
   rerun       Run a job's command again, and say what changed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,12 +19,16 @@ def open_tracker(run: TrackedRun) -> Tracker:
     """
     trackio: Any = importlib.import_module("trackio")
 
+    # What it measures of this machine would stand among the figures of the job, which may run on others.
+    known = inspect.signature(trackio.init).parameters
+    own = {name: False for name in ("auto_log_cpu", "auto_log_gpu") if name in known}
     opened = trackio.init(
         project=run.options["project"],
         name=run.options["name"] or run.job_id,
         space_id=run.options["space_id"],
         resume="allow",
         embed=False,
+        **own,
     )
     return TrackioRun(opened)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ def open_tracker(run: TrackedRun) -> Tracker:
     """
     wandb: Any = importlib.import_module("wandb")
 
-    known = run.kept.setdefault("id", wandb.util.generate_id())
+    known = run.kept.setdefault("id", f"{run.job_id}-{secrets.token_hex(3)}")
     opened = wandb.init(
         project=run.options["project"],
         group=run.options["group"],

@@ -1,0 +1,123 @@
+"""Trackers beside a job are processes of their own: nothing that happens to one is the job's concern."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+from dsrun.contract.job_paths import JobPaths
+from dsrun.contract.monitor_records import MONITORS_EVENT, MonitorSettings, monitors_fields
+from dsrun.launcher.monitors.processes import MonitorProcesses
+from dsrun.launcher.monitors.state import StateFile
+from support.recorded_runs import append_records, run_lines
+from support.trackers import KINDS, settings, steps
+
+DEADLINE_S = 30.0
+
+
+def beside(
+    folder: Path, monitors: Sequence[MonitorSettings], *, patience_s: float = DEADLINE_S, **variables: str
+) -> MonitorProcesses:
+    return MonitorProcesses(
+        folder,
+        job_id="j1",
+        cwd=str(folder),
+        monitors=monitors,
+        environ={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
+        trackers=KINDS,
+        patience_s=patience_s,
+    )
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end_s, "it did not come to that"
+        time.sleep(0.02)
+
+
+def children() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if "monitors.main" in " ".join(each.cmdline())]
+
+
+def test_a_tracker_has_all_steps_when_the_job_has_ended(tmp_path: Path) -> None:
+    monitors = beside(tmp_path, [settings(tmp_path / "given")])
+    append_records(tmp_path, run_lines(range(1, 31)))
+    monitors.finish()
+    assert steps(tmp_path / "given") == [*range(1, 31)]
+    assert [*monitors.notes()] == ["monitor made_up: the package's own defaults"]
+    assert children() == []
+
+
+def test_a_tracker_that_blocks_for_ever_is_ended_and_told(tmp_path: Path) -> None:
+    append_records(tmp_path, run_lines(range(1, 4)))
+    monitors = beside(tmp_path, [settings(tmp_path / "given", blocks=True)], patience_s=3.0)
+    began_s = time.monotonic()
+    monitors.finish()
+    assert time.monotonic() - began_s < 6.0
+    assert [*monitors.notes()][-1] == (
+        "monitor made_up: it has none of the steps; `dsrun export j1 --to made_up` sends the rest"
+    )
+    assert children() == []
+
+
+def test_a_tracker_that_is_down_is_told_once_without_its_secret(tmp_path: Path) -> None:
+    append_records(tmp_path, run_lines(range(1, 4)))
+    (tmp_path / "down").touch()
+    monitors = beside(tmp_path, [settings(tmp_path / "given", raises=str(tmp_path / "down"))], patience_s=4.0)
+    monitors.finish()
+    told = [line for line in monitors.notes() if "tried again" in line]
+    assert len(told) == 1
+    assert "ConnectionError: the server at https://ada:***@tracker/ is down" in told[0]
+
+
+def test_a_monitor_that_is_killed_is_started_again_and_goes_on(tmp_path: Path) -> None:
+    append_records(tmp_path, run_lines(range(1, 4)))
+    told = settings(tmp_path / "given")
+    monitors = beside(tmp_path, [told])
+    until(lambda: StateFile(tmp_path, told).read().step == 3)
+    (process,) = children()
+    process.kill()
+    append_records(tmp_path, run_lines(range(4, 7), first=False))
+    until(lambda: StateFile(tmp_path, told).read().step == 6)
+    monitors.finish()
+    assert steps(tmp_path / "given") == [1, 2, 3, 4, 5, 6]
+    assert any("signal 9" in line and "started again" in line for line in monitors.notes())
+
+
+def test_the_config_of_a_program_gets_its_trackers_by_the_records(tmp_path: Path) -> None:
+    monitors = beside(tmp_path, [])
+    record = {"event": MONITORS_EVENT, "time": 1.0, **monitors_fields([settings(tmp_path / "given", api_key="k")])}
+    assert "api_key" not in str(record["monitors"][0]["options"])
+    append_records(tmp_path, [record, *run_lines(range(1, 4))])
+    until(lambda: steps(tmp_path / "given") == [1, 2, 3])
+    monitors.finish()
+    assert any("`made_up.api_key` of the script's config holds a secret" in line for line in monitors.notes())
+
+
+def test_no_monitor_outlives_a_front_end_that_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, time\nfrom pathlib import Path\n"
+        "sys.path[:0] = [path for path in sys.argv[2].split(os.pathsep) if path]\n"
+        "from dsrun.launcher.monitors.processes import MonitorProcesses\nfrom support.trackers import KINDS, settings\n"
+        "folder = Path(sys.argv[1])\n"
+        "m = MonitorProcesses(folder, job_id='j', cwd=str(folder), monitors=[settings(folder / 'given', blocks=True)],"
+        " environ={**os.environ, 'PYTHONPATH': sys.argv[2]}, trackers=KINDS)\ntime.sleep(60)\n"
+    )
+    append_records(tmp_path, run_lines(range(1, 4)))
+    front_end = subprocess.Popen([sys.executable, "-c", program, str(tmp_path), os.pathsep.join(sys.path)])
+    try:
+        log = JobPaths(tmp_path).monitor_log("made_up")
+        until(log.exists)
+        (monitor,) = psutil.Process(front_end.pid).children()
+    finally:
+        front_end.send_signal(signal.SIGKILL)
+        front_end.wait()
+    until(lambda: not monitor.is_running() or monitor.status() == psutil.STATUS_ZOMBIE)
