@@ -64,6 +64,8 @@ class Feed:
         self._opener = opener
         self.state = self._file.read()
         self._run = replace(run, kept=self.state.kept)
+        #: Engines that train in the process of rank 0, as far as is known; the first one's records are given.
+        self.engines = 1
         #: Number of the first step that was taken again since this was read last; None where none was.
         self.again_from: int | None = None
         self._tracker: Tracker | None = None
@@ -136,6 +138,7 @@ class Feed:
         records = self._follower.read()
         while batch := list(islice(records, _BATCH)):
             points = [point for record in batch for point in self._reader.read(record)]
+            self.engines = self._reader.engines
             last = points[-1] if points else None
             yield (
                 points,
@@ -169,7 +172,7 @@ def follow(
         note: Function that tells a line to the user.
         on_again: Words for what the tracker does with steps that are taken again; None where nothing is to be told.
     """
-    failures, has_ended, told = 0, False, ""
+    failures, has_ended, told, engines = 0, False, "", 1
     while True:
         try:
             feed.give()
@@ -179,6 +182,9 @@ def follow(
             if feed.again_from is not None and on_again is not None:
                 note(f"steps from {feed.again_from} on were taken again: {on_again}")
             feed.again_from = None
+            if feed.engines > engines:
+                note(f"it gets the steps of the first engine alone, of {feed.engines} in the process of rank 0")
+            engines = feed.engines
             if has_ended:
                 feed.close()
                 return

@@ -68,11 +68,17 @@ class PointReader:
     def __init__(self, *, with_timers: bool, step: int | None = None) -> None:
         self._with_timers = with_timers
         self._step = step
+        #: Engines that train in the process of rank 0; points of both in one curve would be none's.
+        self.engines = 1
         #: Records of a known event that lack a field: those of another version.
         self.unread = 0
 
     def read(self, record: Mapping[str, Any]) -> Iterator[Point]:
-        """Yields the point of a record, if it is one of a step or of the script's figures and has a finite value."""
+        """Yields the point of a record of the first engine, if it is a step or has finite figures of the script."""
+        engine = record.get("engine", 0)
+        if engine:
+            self.engines = max(self.engines, engine + 1)
+            return
         try:
             match record.get("event"):
                 case event if event == STEP_EVENT:

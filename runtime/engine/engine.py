@@ -41,6 +41,7 @@ from .deepspeed.batch_calls import BatchCalls, BatchSource
 from .deepspeed.calls import Calls
 from .deepspeed.config_getters import ConfigGetters, EpochCount
 from .deepspeed.getters import Getters
+from .deepspeed.monitor import MonitorAccess
 from .deepspeed.optimizer_calls import ScheduleNote, give_calls, give_step, name_class
 from .deepspeed.torch_module import TorchModule
 from .generation import Generation
@@ -56,7 +57,7 @@ from .training.script_backward import check_loss, check_not_scaled
 from .update import Update
 
 
-class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, TorchModule):
+class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, MonitorAccess, TorchModule):
     """Trains one model; every rank calls the same methods in the same order.
 
     It is a torch module whose only part is the model, under the name `module`: see `deepspeed/torch_module.py`.

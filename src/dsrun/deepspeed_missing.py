@@ -107,7 +107,8 @@ REASONS: Mapping[str, str] = {
     "`dsrun plan --fit` prints the config that fits and is predicted to be the fastest": (
         "autotuning launcher.runner.run_autotuning"
     ),
-    "every step is a line of records.jsonl in the job's folder": "monitor",
+    "the sections `tensorboard`, `csv_monitor`, `wandb` and `comet` have dsrun feed a tracker, and engine.monitor and "
+    "engine.log take figures of a script": "monitor",
     "steps are recorded with their tokens and flops in records.jsonl": "profiling.*",
     "`dsrun show JOB --waits` says where ranks wait for each other": "utils.comms_logging",
     "timers are time.perf_counter after torch.cuda.synchronize(); records.jsonl has the seconds of steps": (

@@ -42,6 +42,7 @@ ROWS = (
     EngineRow("train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps"),
     EngineRow("set_train_batch_size set_train_micro_batch_size"),
     EngineRow("get_global_grad_norm", "a float, before clipping, at every stage"),
+    EngineRow("monitor", "has `enabled` and `write_events`, which records figures as `engine.log` does"),
     EngineRow("get_lr get_mom gradient_clipping steps_per_print"),
     EngineRow(
         "zero_optimization zero_optimization_stage zero_optimization_partition_gradients "

@@ -39,7 +39,7 @@ REASONS: Mapping[str, str] = {
     "every step's seconds, tokens and flops are a line of records.jsonl in the job's folder": (
         "flops_profiler flops_profiler_detailed flops_profiler_enabled flops_profiler_module_depth "
         "flops_profiler_output_file flops_profiler_profile_step flops_profiler_recompute_fwd_factor "
-        "flops_profiler_top_modules get_wall_clock_timers memory_breakdown monitor print_forward_breakdown timers "
+        "flops_profiler_top_modules get_wall_clock_timers memory_breakdown print_forward_breakdown timers "
         "wall_clock_breakdown"
     ),
     "the optimizer's groups have it: engine.optimizer.param_groups": "get_optimizer_configuration get_type",

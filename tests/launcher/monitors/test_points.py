@@ -55,6 +55,13 @@ def test_steps_that_are_taken_again_say_up_to_where_older_points_count() -> None
     assert again.after_samples == 63
 
 
+def test_steps_of_another_engine_are_not_mixed_into_those_of_the_first() -> None:
+    reader = PointReader(with_timers=False)
+    lines = [line | {"engine": at % 2} for at, line in enumerate(map(step_line, map(a_step, (1, 1, 2, 2))))]
+    assert [point.step for line in lines for point in reader.read(line)] == [1, 2]
+    assert reader.engines == 2
+
+
 def test_records_of_other_events_and_other_versions_are_passed_over() -> None:
     reader = PointReader(with_timers=False)
     lines: list[dict[str, Any]] = [{"event": "later"}, {"event": "step", "step": 1}, {"event": "log", "values": 3}]
