@@ -5,7 +5,6 @@ from typing import Annotated
 from dsrun.config.knob import Section, Status, knob, unset
 from dsrun.config.values import Count, Flag, Names, NonNegative, Whole
 
-
 #: Names of collectives that a config may have, DeepSpeed's among them, and what the engine calls each.
 COLLECTIVES = {
     "all_reduce": "all_reduce",
