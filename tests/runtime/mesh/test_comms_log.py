@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from dsrun.runtime.mesh.collectives import Pending, Traffic, WaitKind
 from dsrun.runtime.mesh.comms_log import Calls, CommsLog, SizeKey, bus_factor, log_of
 from dsrun.runtime.mesh.wait_times import WaitTimes
 from support.inside_engine import mesh_of
+from support.pipelines import Case, Model, train
 from support.ranks import run_ranks
 
 
@@ -144,6 +146,25 @@ def test_calls_and_bytes_are_those_of_the_traffic_counters(stage: int) -> None:
     for traffic, logged, has_waited in run_ranks(2, count_steps, stage):
         assert logged == traffic
         assert traffic.bytes["reduce_scatter"] > 0
+        assert has_waited
+
+
+def count_pipeline_steps() -> tuple[Traffic, Traffic, bool]:
+    torch.manual_seed(7)
+    case = Case(2, "1f1b", 1, tied=True, more={"comms_logger": {"enabled": True}})
+    engine: Any = dsrun.initialize(model=Model(tied=True, dropout=0.0), config=case.config())[0]
+    log = log_of(mesh_of(engine))
+    assert log is not None
+    counted, logged = engine.counters(), sums(log)
+    train(engine, 0)
+    waited_s = sum(each.seconds for key, each in log.calls.items() if key.kind == "receive")
+    return engine.counters().since(counted).collectives, sums(log).since(logged), waited_s > 0
+
+
+def test_messages_between_stages_and_what_stages_share_are_counted_too() -> None:
+    for traffic, logged, has_waited in run_ranks(2, count_pipeline_steps):
+        assert logged == traffic
+        assert min(traffic.bytes["send"], traffic.bytes["receive"]) > 0
         assert has_waited
 
 
