@@ -78,6 +78,8 @@ class RunFigures:
         self.lost_steps = 0
         #: Bytes by axis that rank 0 has handed over in all steps; steps that were taken again count twice.
         self.traffic: dict[str, int] = {}
+        #: Engines that train in the process of rank 0; figures are those of the first.
+        self.engines = 1
         #: Records of a known event that lack a field.
         self.unread = 0
         #: Whether all records were read that were there at the last look.
@@ -125,6 +127,10 @@ class RunFigures:
         return number > 0
 
     def _take(self, record: Mapping[str, Any]) -> None:
+        if engine := record.get("engine", 0):
+            # As in `records/run_history.py`: steps of an actor and its critic in one curve would be none's.
+            self.engines = max(self.engines, engine + 1)
+            return
         match record.get("event"):
             case event if event == STEP_EVENT:
                 self._take_step(_LastStep(record))

@@ -66,6 +66,7 @@ def view_json(view: RunView) -> dict[str, Any]:
         "time": round(view.now_s, 3),
         "job": job_json(view.job, step=None if last is None else last.step, now=now),
         "restarts": view.restarts,
+        "engines": figures.engines,
         "lost_steps": figures.lost_steps,
         "skipped_steps": figures.skipped,
         "last_step": None if last is None else {"time": last.time, **step_fields(last)},

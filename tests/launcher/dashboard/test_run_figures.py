@@ -92,3 +92,12 @@ def test_records_of_another_version_are_counted_and_passed_over(tmp_path: Path) 
     figures = RunFigures(tmp_path)
     figures.read()
     assert (figures.unread, len(figures.recent)) == (1, 1)
+
+
+def test_of_several_engines_in_one_script_the_first_one_counts(tmp_path: Path) -> None:
+    lines = [step_line(a_step(1)), {**step_line(a_step(1, loss=9.0)), "engine": 1}, step_line(a_step(2))]
+    append_records(tmp_path, [*lines, {**log_line({"critic": 1.0}, step=2), "engine": 1}])
+    figures = RunFigures(tmp_path)
+    figures.read()
+    assert (figures.engines, figures.lost_steps, figures.logged) == (2, 0, {})
+    assert figures.recent == [a_step(1), a_step(2)]
