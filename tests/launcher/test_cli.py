@@ -43,6 +43,7 @@ Verbs:
   show        Show everything about a job.
   export      Give a job's records to trackers.
   memory      Show what a job's memory was used for.
+  report      Write a page with plots of jobs, for a browser.
   trace       Merge the profiles of a job's ranks, and sum them up.
   rerun       Run a job's command again, and say what changed.
   rm          Remove jobs that have ended.
