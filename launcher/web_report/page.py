@@ -42,7 +42,7 @@ from .job_plots import (
     waits_plot,
 )
 from .job_source import JobSource
-from .plots import COLOURS, Plot
+from .plots import COLOURS, Plot, printable
 from .run_figures import RunFigures, figures_of
 from .timeline import Happening, happenings, timeline_plot
 
@@ -154,7 +154,7 @@ def _render(page: Page, masker: Masker) -> str:
     def mask(value: Any) -> Any:
         if isinstance(value, Markup):
             return Markup(masker.text(value))
-        return masker.text(value) if isinstance(value, str) else value
+        return masker.text(printable(value)) if isinstance(value, str) else value
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),

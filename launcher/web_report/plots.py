@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
+from ..console.status_area import plain
 from .axes import Axis, Unit, value_axis
 from .curves import MOST_POINTS, Piece, bucket_bounds, mean, thin
 
 _SIZE = 1000
+#: Numbers that Unicode gives to no character, and XML refuses.
+_NO_CHARACTERS = {0xFFFE: "\ufffd", 0xFFFF: "\ufffd"}
 #: Colours of the page; more series repeat them with another dash.
 COLOURS = 8
 #: Ranges of a stacked area: its lines are means, and smooth.
@@ -326,8 +329,8 @@ def lanes_plot(
 
 
 def printable(text: str) -> str:
-    """Returns a text as XML may hold it: characters that move a cursor, and halves of others, become `?`."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
+    """Returns a text as a page and XML may hold it: no escapes, no control characters, no halves of characters."""
+    return "\n".join(map(plain, text.split("\n"))).translate(_NO_CHARACTERS)
 
 
 def _plot(
