@@ -106,8 +106,8 @@ class Gap:
 
     Attributes:
         step: Number of that first step.
-        kept_time: Time at the end of the one, seconds since the epoch.
-        seconds: Seconds from there to the end of the other.
+        kept_time: Time at the end of the one, seconds since the epoch; NaN where no step was kept.
+        seconds: Seconds from there, or from the first start, to the end of the other.
     """
 
     step: int
@@ -191,9 +191,10 @@ class RecordedRun:
         step = int(record["step"])
         if step <= self._last_step and len(self.steps):
             self._rewind(step, record["time"])
-        if self._is_first_of_attempt and len(self.steps):
-            kept_time = self.steps["time"][-1]
-            self.gaps.append(Gap(step, kept_time, record["time"] - kept_time))
+        if self._is_first_of_attempt:
+            kept_time = self.steps["time"][-1] if len(self.steps) else NAN
+            since_s = kept_time if len(self.steps) else self.starts[0]["time"]
+            self.gaps.append(Gap(step, kept_time, record["time"] - since_s))
         self._is_first_of_attempt = False
         self._last_step = step
         self.steps.append(row)

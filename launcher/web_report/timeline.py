@@ -105,13 +105,13 @@ def timeline_plot(
         events: Events of the job, in order of time.
         checkpoints: Records of saved checkpoints.
         created: Time when the job was made.
-        kept_times: Times, seconds since the epoch, of the last steps that were not taken again after a failure.
+        kept_times: Times, seconds since the epoch, of the last steps that were kept; NaN where none was.
         until_s: Seconds since then at which the job ended, or up to which it is known; None where neither is known.
     """
     begin_s = created.timestamp()
     last_s = max([0.0 if until_s is None else until_s, *(event["time"] - begin_s for event in events)])
     # Where an attempt fails for good, what it saved remains.
-    kept_s = sorted(time - begin_s for time in (*kept_times, *(each["time"] for each in checkpoints)))
+    kept_s = [time - begin_s for time in (*kept_times, *(each["time"] for each in checkpoints))]
     lanes = [
         ("queue", list(_queue(events, begin_s, last_s))),
         ("attempts", list(_attempts(events, begin_s, last_s, kept_s))),

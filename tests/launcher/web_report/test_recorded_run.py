@@ -42,6 +42,13 @@ def test_time_that_a_failure_took_is_counted_from_the_last_step_that_was_kept() 
     assert figures_of(taken(restarted())).lost_s == pytest.approx(90 + STEP_S - STEP_S, abs=0.01)
 
 
+def test_an_attempt_of_which_nothing_was_kept_is_lost_from_its_start() -> None:
+    again = [{**line, "time": line["time"] + 90} for line in run_lines(range(1, 31))]
+    run = taken([*run_lines(range(1, 61)), *again])
+    assert figures_of(run).lost_s == pytest.approx(90, abs=0.01)
+    assert [math.isnan(gap.kept_time) for gap in run.gaps] == [True]
+
+
 def test_what_a_step_lacks_is_not_known() -> None:
     run = taken([step_line(a_step(1, loss=None, phases={})), step_line(a_step(2, tokens_per_s=None))])
     assert math.isnan(run.steps["loss"][0])
