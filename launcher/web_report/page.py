@@ -273,6 +273,8 @@ def _notes(source: JobSource) -> list[str]:
         notes.append(
             "No step of a training was recorded: records come from `dsrun.initialize`, from the first step on."
         )
+    if source.run.engines > 1:
+        notes.append(f"{source.run.engines} engines train in rank 0; this page shows the first one.")
     if source.run.unread:
         notes.append(f"{source.run.unread} records are of another version or damaged, and were passed over.")
     return notes

@@ -130,6 +130,7 @@ class RecordedRun:
         checkpoints: Records of saved checkpoints, in order of time.
         rewinds: Steps that were lost with an attempt.
         gaps: Time that restarts took.
+        engines: Number of engines that train in the process of rank 0; the records of the first one count.
         unread: Number of records of a known event that lack a field or have one of another kind.
         dropped_figures: Number of names of figures beyond those that are kept.
     """
@@ -143,6 +144,7 @@ class RecordedRun:
     checkpoints: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     rewinds: list[Rewind] = field(default_factory=list[Rewind])
     gaps: list[Gap] = field(default_factory=list[Gap])
+    engines: int = 1
     unread: int = 0
     dropped_figures: int = 0
     _last_step: int = 0
@@ -159,6 +161,10 @@ class RecordedRun:
         self.dropped_figures = len(self._dropped)
 
     def _take(self, record: Mapping[str, Any]) -> None:
+        engine = record.get("engine", 0)
+        if engine:
+            self.engines = max(self.engines, engine + 1)
+            return
         match record.get("event"):
             case event if event == STEP_EVENT:
                 self._take_step(record)

@@ -38,6 +38,13 @@ def test_the_newer_record_of_a_step_counts_as_in_a_history() -> None:
     assert run.checkpoints == history.checkpoints
 
 
+def test_steps_of_another_engine_of_the_process_are_kept_apart() -> None:
+    lines = [step_line(a_step(1)), {**step_line(a_step(1)), "engine": 1}, step_line(a_step(2))]
+    run, history = taken(lines), RunHistory()
+    history.take(lines)
+    assert (len(run.steps), run.engines, run.rewinds) == (len(history.steps), history.engines, []) == (2, 2, [])
+
+
 def test_time_that_a_failure_took_is_counted_from_the_last_step_that_was_kept() -> None:
     assert figures_of(taken(restarted())).lost_s == pytest.approx(90 + STEP_S - STEP_S, abs=0.01)
 
