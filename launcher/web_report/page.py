@@ -186,6 +186,7 @@ def _job_part(source: JobSource, now: datetime) -> JobPart:
     probe: dict[str, Any] = source.facts.get("probe") or {}
     device_bytes, host_bytes = _device_bytes(probe), _host_bytes(probe)
     created = job.record.created
+    verdict: Sequence[str] = (job.outcome or {}).get("failure") or ()
     until_s = (job.ended or now).timestamp() - created.timestamp() if job.ended or job.state.is_live else None
     sections = [
         Section(name="throughput", heading="Throughput", plots=speed_plots(run, figures)),
@@ -217,7 +218,7 @@ def _job_part(source: JobSource, now: datetime) -> JobPart:
         is_bad=job.state.value in ("failed", "crashed", "unknown"),
         summary=_summary(job, now, figures),
         command=command_text(job),
-        verdict=(job.outcome or {}).get("failure") or (),
+        verdict=verdict,
         notes=_notes(source),
         cards=_cards(figures),
         findings=findings_of(figures, run.last_waits, device_bytes=device_bytes) if figures.steps else (),
@@ -232,7 +233,8 @@ def _job_part(source: JobSource, now: datetime) -> JobPart:
         happenings=happenings(source.events, created),
         sections=[section for section in sections if section.plots or section.rows],
         log_rank=source.log_rank,
-        log_lines=source.log_lines,
+        # A verdict that quotes them has the same lines.
+        log_lines=() if any(line.startswith("last lines of rank") for line in verdict) else source.log_lines,
         config=bool(source.config or source.config_note),
         config_note=source.config_note,
         config_set=[(each.path, each.text) for each in source.config if not each.is_default],

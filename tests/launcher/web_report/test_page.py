@@ -109,6 +109,13 @@ def test_a_job_without_records_shows_its_failure_and_config(tmp_path: Path) -> N
     assert "killed by SIGTERM" not in parsed.text, "ranks that were stopped for a failure are none of their own"
 
 
+def test_last_lines_that_the_verdict_has_are_not_repeated(tmp_path: Path) -> None:
+    failure = ["error: rank 1 on gpu1 exited with code 1", "last lines of rank 1:", "  | out of ideas"]
+    folder = leave_job(tmp_path, "broken", outcome="failed", exit_code=1, failure=failure)
+    (folder / "rank1.log").write_text("out of ideas\n")
+    assert checked(page(folder)).text.count("out of ideas") == 1
+
+
 @pytest.mark.parametrize(
     "config", ['{"train_batch_size": "many"}', "{", "- 1\n- 2\n", '{"no_such_key": {"a": [1, 2]}}']
 )
