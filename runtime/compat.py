@@ -554,13 +554,15 @@ class EnclosingCalls(NamedTuple):
     """What of torch calls the code that runs, see `enclosing_calls`.
 
     Attributes:
-        function_inputs: Arguments of the innermost custom autograd function whose forward it is; None outside of any.
+        function: Name of the innermost custom autograd function whose forward it is; None outside of any.
+        function_inputs: Arguments of that function.
         checkpoints: For each torch.utils.checkpoint that runs it again, a function that returns the number of tensors
             saved in it so far; None where all of it runs again.
         is_kept: Whether a selective checkpoint keeps the results of the operation that is asked about.
     """
 
-    function_inputs: tuple[Any, ...] | None
+    function: str | None
+    function_inputs: tuple[Any, ...]
     checkpoints: tuple[Callable[[], int] | None, ...]
     is_kept: bool
 
@@ -575,14 +577,16 @@ def enclosing_calls(func: Any) -> EnclosingCalls:
     Args:
         func: Operation that selective checkpoints are asked about.
     """
-    inputs: tuple[Any, ...] | None = None
+    function: str | None = None
+    inputs: tuple[Any, ...] = ()
     checkpoints: list[Callable[[], int] | None] = []
     is_kept = False
     checkpoint_file = getattr(sys.modules.get(_CHECKPOINT), "__file__", None)
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         code = frame.f_code
-        if code.co_filename == _FUNCTION_FILE and code.co_name == "apply" and inputs is None:
+        if code.co_filename == _FUNCTION_FILE and code.co_name == "apply" and function is None:
+            function = frame.f_locals["cls"].__name__
             inputs = tuple(frame.f_locals.get("args", ()))
         elif code.co_filename == checkpoint_file:
             if code.co_name == "__torch_dispatch__":
@@ -592,7 +596,7 @@ def enclosing_calls(func: Any) -> EnclosingCalls:
             elif code.co_name == "forward" and "run_function" in frame.f_locals:
                 checkpoints.append(None)
         frame = frame.f_back
-    return EnclosingCalls(inputs, tuple(checkpoints), is_kept)
+    return EnclosingCalls(function, inputs, tuple(checkpoints), is_kept)
 
 
 def _keeps(mode: Any, func: Any) -> bool:

@@ -29,6 +29,10 @@ from ...compat import EnclosingCalls, OperationObserver, enclosing_calls, in_bac
 from ...second_runs import SecondRun, second_runs
 from .products import Work, is_uncounted, work_of
 
+#: Functions of libraries that write gradients over the result of their product, without a backward that shows it:
+#: what is multiplied with that result is backward's.
+_MAKES_GRADIENTS = frozenset(("LigerFusedLinearCrossEntropyFunction",))
+
 
 @dataclass(frozen=True, slots=True)
 class Flops:
@@ -115,7 +119,7 @@ class FlopCounter(OperationObserver):
 
     def _count(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         calls = enclosing_calls(func)
-        in_function = calls.function_inputs is not None
+        in_function = calls.function is not None
         if in_backward() and not torch.is_grad_enabled():
             self._mark(self._gradients, out)
             return
@@ -130,6 +134,8 @@ class FlopCounter(OperationObserver):
         if work is not None:
             may_need = follows or torch.is_grad_enabled()
             self._add(work, calls, self._needs if may_need else _never)
+            if calls.function in _MAKES_GRADIENTS:
+                self._mark(self._gradients, out)
         elif is_uncounted(name):
             self._not_counted[name] = None
 

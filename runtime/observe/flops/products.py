@@ -7,7 +7,7 @@ activations and sums do not: they are a few per cent in all, and wait for memory
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -23,7 +23,7 @@ class Work:
     Attributes:
         forward: FLOPs of the operation.
         gradients: Products of its backward: (tensors, one of which has to need a gradient, FLOPs).
-        again: FLOPs that a fused backward computes again, as it keeps no scores.
+        again: FLOPs that a backward computes again, as a fused one does that keeps no scores.
         is_attention: Whether FLOPs grow with tokens and length, and not with tokens alone.
     """
 
@@ -103,6 +103,12 @@ def _linear(given: Mapping[str, Any], _out: Any) -> Work:
     return _of_two(2 * rows * weight.numel(), x, weight)
 
 
+def _linear_loss(given: Mapping[str, Any], out: Any) -> Work:
+    """torch's loss of a linear layer; with a loss for each token its backward makes the logits again."""
+    work = _linear({"input": given["input"], "weight": given["linear_weight"]}, out)
+    return work if "reduction" in given else replace(work, again=work.forward)
+
+
 def _convolution(given: Mapping[str, Any], out: Any) -> Work:
     x, weight = given.get("input", given.get("self")), given["weight"]
     assert isinstance(x, Tensor), "a convolution has an input"
@@ -149,8 +155,8 @@ _TABLE: Mapping[str, Callable[[Mapping[str, Any], Any], Work]] = {
     "aten::_grouped_mm": _grouped,
     "aten::_scaled_grouped_mm": _grouped,
     "aten::linear": _linear,
-    "aten::mkldnn_linear": _linear,
-    "mkldnn::_linear_pointwise": _linear,
+    "torch_nn::_linear_cross_entropy_batch_chunked": _linear_loss,
+    "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction": _linear_loss,
     "aten::convolution": _convolution,
     "aten::_convolution": _convolution,
     "aten::convolution_overrideable": _convolution,

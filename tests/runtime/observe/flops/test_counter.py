@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
-from dsrun.long_sequence import tiled
+from dsrun.long_sequence import linear_cross_entropy, tiled
 from dsrun.runtime.long_sequence.chunked_loss import LossOptions, chunked_loss
 from dsrun.runtime.observe.flops.attention import visible_pairs
 from dsrun.runtime.observe.flops.counter import FlopCount, FlopCounter
@@ -215,6 +215,35 @@ def test_a_loss_in_chunks_counts_its_products_once(reduction: Literal["mean", "n
     logits = 2 * 12 * 8 * VOCAB
     assert (count.forward, count.model) == (logits, 3 * logits)
     assert count.hardware == (3 if reduction == "mean" else 4) * logits
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_torchs_own_loss_of_a_linear_layer_counts_its_products_once(reduction: Literal["mean", "none"]) -> None:
+    if not hasattr(torch.nn.functional, "linear_cross_entropy"):
+        pytest.skip("this torch has no linear_cross_entropy")
+    hidden, weight = torch.randn(12, 8, requires_grad=True), torch.randn(VOCAB, 8, requires_grad=True)
+    targets = torch.randint(0, VOCAB, (12,))
+    count = counted(linear_cross_entropy, hidden, weight, targets, kernel="torch", reduction=reduction)
+    logits = 2 * 12 * 8 * VOCAB
+    assert (count.total.forward, count.total.model, count.not_counted) == (logits, 3 * logits, ())
+    assert count.total.hardware == (3 if reduction == "mean" else 4) * logits
+
+
+def test_gradients_that_a_loss_of_liger_makes_are_of_its_backward() -> None:
+    class LigerFusedLinearCrossEntropyFunction(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
+            logits = hidden @ weight.t()
+            torch.softmax(logits, -1, out=logits)  # its kernel writes the gradient there
+            return (logits @ weight).sum() + (logits.t() @ hidden).sum()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return None, None
+
+    hidden, weight = torch.randn(12, 8, requires_grad=True), torch.randn(VOCAB, 8, requires_grad=True)
+    count = counted(LigerFusedLinearCrossEntropyFunction.apply, hidden, weight).total
+    assert (count.forward, count.model) == (2 * 12 * 8 * VOCAB, 6 * 12 * 8 * VOCAB)
 
 
 def test_tiles_run_again_in_backward() -> None:
