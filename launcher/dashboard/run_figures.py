@@ -1,7 +1,7 @@
 """What is kept of a run's records for who looks at it now, in memory that does not grow with the run. Judges nothing.
 
-`records/run_history.py` keeps every step, for a report of the whole run. A dashboard is open for days, so here only the
-last steps are kept whole, and the curves of all steps are thinned.
+`records/recorded_run.py` keeps every step, for a report of the whole run. A dashboard is open for days, so here only
+the last steps are kept whole, and the curves of all steps are thinned.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dsrun.contract.step_records import (
 from dsrun.contract.wait_records import WAITS_EVENT, WaitRecord, from_fields
 
 from ..records.follow import RecordFollower
-from ..records.run_history import START_EVENT
+from ..records.recorded_run import START_EVENT
 from .thin_curve import ThinCurve
 
 #: Steps that are kept whole.

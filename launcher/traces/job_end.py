@@ -11,7 +11,7 @@ from dsrun.errors import InputError
 
 from ..number_ranges import named_ranks
 from ..os_errors import refusal_of
-from ..records.run_history import RunReader
+from ..records.recorded_run import read_run
 from .merge import MergedTrace, read_job_times
 from .rank_trace import read_rank_trace, traced_ranks
 
@@ -56,12 +56,12 @@ def conclude_profile(folder: Path, env: Mapping[str, str], ranks: Collection[int
 
 def _why_none(folder: Path, request: ProfileRequest) -> str:
     try:
-        history = RunReader(folder).read()
+        run = read_run(folder)
     except OSError:
         return "its records cannot be read"
-    if history.start is None:
+    if not run.starts:
         return "the script has no engine of dsrun.initialize, whose steps are profiled"
-    last = history.steps[-1].step if history.steps else 0
+    last = int(run.steps["step"][-1]) if len(run.steps) else 0
     if last < request.first:
         return f"the run ended after step {last}, before {request.steps_text}"
     return f"{request.steps_text} did not end well, or were taken before the job was started again"

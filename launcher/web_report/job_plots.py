@@ -9,10 +9,10 @@ from dsrun.contract.step_records import PHASES
 from dsrun.contract.wait_records import MOST_RANKS
 from dsrun.units import format_bytes, format_count, format_duration
 
+from ..records.recorded_run import Columns, RecordedRun
 from .axes import Unit
 from .curves import bucket_bounds, mean, smoothed
 from .plots import Line, Mark, Plot, area_plot, heat_plot, line_plot
-from .recorded_run import Columns, RecordedRun
 from .run_figures import RunFigures, loss_window, samples_per_s, waits_of_ranks
 
 #: Columns and rows of a heat map.

@@ -19,7 +19,7 @@ from ..jobs.listing import Job
 from ..jobs.record import read_json
 from ..masking import Masker
 from ..records.follow import RecordFollower
-from .recorded_run import RecordedRun, read_run
+from ..records.recorded_run import RecordedRun, read_run
 
 #: Lines of the failing rank that a report shows, and bytes in which they are looked for.
 _LOG_LINES, _LOG_BYTES = 40, 1 << 16

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from dsrun.contract.step_records import PHASES
 
+from ..records.recorded_run import RecordedRun
 from .curves import mean, median, smoothed
-from .recorded_run import RecordedRun
 
 #: First steps of a run, which allocate and compile: shares leave them out where more follow.
 _FIRST_STEPS = 3

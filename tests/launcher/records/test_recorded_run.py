@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from dsrun.launcher.records.run_history import RunHistory
-from dsrun.launcher.web_report.recorded_run import Columns, RecordedRun, read_run
-from dsrun.launcher.web_report.run_figures import figures_of
-from support.recorded_runs import STEP_S, a_step, append_records, log_line, run_lines, start_line, step_line
+from dsrun.launcher.records.recorded_run import Columns, RecordedRun, Rewind, read_run
+from support.recorded_runs import BEGIN_S, STEP_S, a_step, append_records, log_line, run_lines, start_line, step_line
 
 
 def taken(lines: list[dict[str, Any]]) -> RecordedRun:
@@ -26,34 +24,36 @@ def restarted() -> list[dict[str, Any]]:
     return [*run_lines(range(1, 61)), log_line({"accuracy": 0.5}, step=60), *later]
 
 
-def test_the_newer_record_of_a_step_counts_as_in_a_history() -> None:
-    run, history = taken(restarted()), RunHistory()
-    history.take(restarted())
-    assert list(run.steps["step"]) == [each.step for each in history.steps]
-    assert list(run.steps["time"]) == [each.time for each in history.steps]
-    assert list(run.spreads["step"]) == [each.step for each in history.spreads]
-    assert list(run.waits["step"]) == [each.step for each in history.waits]
-    assert run.rewinds == history.rewinds
-    assert len(run.figures["accuracy"]) == len(history.logs) == 0
-    assert run.checkpoints == history.checkpoints
+def test_a_run_has_what_was_written(tmp_path: Path) -> None:
+    append_records(tmp_path, [*run_lines(range(1, 51)), log_line({"eval/loss": 2.5, "nan": None}, step=50)])
+    run = read_run(tmp_path)
+    assert [each["world_size"] for each in run.starts] == [4]
+    assert list(run.steps["step"]) == list(range(1, 51))
+    assert list(run.steps["loss"]) == [a_step(step).loss for step in range(1, 51)]
+    assert list(run.steps["phases.forward"]) == [a_step(1).phases["forward"]] * 50
+    assert list(run.spreads["step"]) == list(run.waits["step"]) == [20, 40]
+    assert list(run.spreads["forward.most_rank"]) == [2, 2]
+    assert [each["step"] for each in run.checkpoints] == [50]
+    assert list(run.figures["eval/loss"]["value"]) == [2.5]
+    assert math.isnan(run.figures["nan"]["value"][0])
+    assert (run.rewinds, run.unread, run.engines) == ([], 0, 1)
+
+
+def test_steps_that_are_taken_again_count_once() -> None:
+    run = taken(restarted())
+    assert list(run.steps["step"]) == list(range(1, 81))
+    last_kept, first_again = (BEGIN_S + STEP_S * step for step in (50, 51))
+    assert list(run.steps["time"])[49:51] == [last_kept, first_again + 90]
+    assert run.rewinds == [Rewind(step=51, steps=10, time=first_again + 90)]
+    assert list(run.spreads["step"]) == list(run.waits["step"]) == [20, 40, 60, 80]
+    assert len(run.figures["accuracy"]) == 0, "what was told of steps that do not count"
+    assert [each["step"] for each in run.checkpoints] == [50]
+    assert len(run.starts) == 2
 
 
 def test_steps_of_another_engine_of_the_process_are_kept_apart() -> None:
-    lines = [step_line(a_step(1)), {**step_line(a_step(1)), "engine": 1}, step_line(a_step(2))]
-    run, history = taken(lines), RunHistory()
-    history.take(lines)
-    assert (len(run.steps), run.engines, run.rewinds) == (len(history.steps), history.engines, []) == (2, 2, [])
-
-
-def test_time_that_a_failure_took_is_counted_from_the_last_step_that_was_kept() -> None:
-    assert figures_of(taken(restarted())).lost_s == pytest.approx(90 + STEP_S - STEP_S, abs=0.01)
-
-
-def test_an_attempt_of_which_nothing_was_kept_is_lost_from_its_start() -> None:
-    again = [{**line, "time": line["time"] + 90} for line in run_lines(range(1, 31))]
-    run = taken([*run_lines(range(1, 61)), *again])
-    assert figures_of(run).lost_s == pytest.approx(90, abs=0.01)
-    assert [math.isnan(gap.kept_time) for gap in run.gaps] == [True]
+    run = taken([step_line(a_step(1)), {**step_line(a_step(1)), "engine": 1}, step_line(a_step(2))])
+    assert (list(run.steps["step"]), run.engines, run.rewinds) == ([1, 2], 2, [])
 
 
 def test_what_a_step_lacks_is_not_known() -> None:

@@ -1,7 +1,7 @@
-"""Records of a run as columns of numbers: what a page draws of a million steps fits in memory. Judges nothing.
+"""Records of a run as columns of numbers: those of a million steps fit in memory. Judges nothing.
 
-`records/run_history.py` keeps each record as an object, a kilobyte or two a step; a figure of a column is 8 bytes. The
-rule for steps that were taken again is the same: the newer record counts.
+As objects they would take a kilobyte or two a step; a figure of a column is 8 bytes. A step that was taken again after
+a failure counts as it was taken last, see [Note: records of a run] in `dsrun.contract.step_records`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from dsrun.contract.step_records import (
 )
 from dsrun.contract.wait_records import WAITS_EVENT, WaitRecord, from_fields
 
-from ..records.follow import RecordFollower
-from ..records.run_history import START_EVENT, Rewind
+from .follow import RecordFollower
 
+#: Event with which rank 0 of each attempt begins.
+START_EVENT = "start"
 #: Stands for what is not known.
 NAN = math.nan
 _REQUIRED = ("step", "time", "seconds", "samples", "lr", "applied")
@@ -98,6 +99,21 @@ class Columns:
     def last_at(self, name: str, value: float) -> int:
         """Returns the index of the first row whose number in a rising column is not below a value."""
         return bisect_left(self._columns.get(name, ()), value)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """Steps that were lost with an attempt, and taken again or given up.
+
+    Attributes:
+        step: Number of the first of them.
+        steps: Number of steps.
+        time: Time at which the next attempt took its first step, seconds since the epoch.
+    """
+
+    step: int
+    steps: int
+    time: float
 
 
 @dataclass(frozen=True, slots=True)
