@@ -1,4 +1,4 @@
-"""Runs of MLflow, by the client of the package `mlflow` (or `mlflow-skinny`)."""
+"""Runs of MLflow, by the client of the package `mlflow`; `mlflow-skinny` does where a server has the runs."""
 
 from __future__ import annotations
 

@@ -131,3 +131,27 @@ def test_trackio_has_every_step_in_its_database(tmp_path: Path) -> None:
     database.close()
     losses = [(name, step, json.loads(metrics)[LOSS]) for name, step, metrics in rows if LOSS in str(metrics)]
     assert losses == [("j1", step, a_step(step).loss) for step in range(1, 21)]
+
+
+def test_aim_has_every_step_in_its_repository(tmp_path: Path) -> None:
+    pytest.importorskip("aim", reason="aim is not installed: pip install -e '.[aim]'")
+    run_in_process(tmp_path, settings_of("aim", experiment="mine"), a_run())
+    # What Aim's server does when it is started; reading leaves threads behind, and is done elsewhere too.
+    program = (
+        "import aim, json, sys\n"
+        "repo = aim.Repo(sys.argv[1])\n"
+        "runs = [aim.Run(name, repo=repo, read_only=True) for name in repo.list_all_runs()]\n"
+        "found = [(run.experiment, run.name, m) for run in runs for m in run.metrics() if m.name == sys.argv[2]]\n"
+        "frames = [(kind, name, m.dataframe().sort_values('step')) for kind, name, m in found]\n"
+        "columns = ('step', 'value')\n"
+        "rows = [(kind, name, *[list(map(float, each[key])) for key in columns]) for kind, name, each in frames]\n"
+        "print('rows:', json.dumps(rows))\n"
+    )
+    index = [str(Path(sys.executable).with_name("aim")), "storage", "--repo", str(tmp_path), "reindex"]
+    subprocess.run(index, input="y\n", capture_output=True, text=True, timeout=120, check=True)
+    read = [sys.executable, "-c", program, str(tmp_path), LOSS]
+    done = subprocess.run(read, capture_output=True, text=True, timeout=120, check=True)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("rows: ")]
+    ((experiment, name, steps, losses),) = json.loads(line.removeprefix("rows: "))
+    assert (experiment, name) == ("mine", "j1")
+    assert [*zip(steps, losses, strict=True)] == [(step, a_step(step).loss) for step in range(1, 21)]
