@@ -188,7 +188,9 @@ def make_components(
     peak = peak_flops(device, sharded.precision.compute)
     phases = phase_times_of(device)
     heartbeat.follow_phases(phases.enter)
-    spread = SpreadOfSteps(STEPS_PER_RECORD, records, memory=lambda: memory_by_tier(device)[1])
+    spread = SpreadOfSteps(
+        STEPS_PER_RECORD, records, memory=lambda: memory_by_tier(device, on_drives=observation.on_drives())[1]
+    )
     figures_of_script = ScriptFigures(records, is_first=mesh.is_first)
     report = StepReport(
         records,
@@ -198,6 +200,7 @@ def make_components(
         tells=mesh.is_first,
         steps_per_print=settings.steps_per_print,
         device=device,
+        on_drives=observation.on_drives,
         total_steps=getattr(update.scheduler, "total_num_steps", None),
         figures=StepFigures(phases, job.waits, moved=mesh.bytes_by_axis, spread=spread),
         script=figures_of_script,

@@ -22,7 +22,7 @@ from ..observe.wear import DiskWear
 from .compose.config_notes import record_monitors, record_program_config
 from .compose.describe import describe_units
 from .compose.start_report import open_run, records_path
-from .host.disk import counts_of_drives, wear_of
+from .host.disk import bytes_on_drives, counts_of_drives, wear_of
 from .model.sharded import ShardedModel
 from .model.stage_report import PIPELINE_EVENT, pipeline_line, pipeline_record
 
@@ -35,12 +35,14 @@ class Observation:
         records: Writer of the steps' records.
         wear: Counts of what goes to drives; None where nothing does.
         drives: Function that returns the counts of reads and writes of drives.
+        on_drives: Function that returns the bytes of this rank's files on drives.
         predicted: Model state of this rank between steps, as predicted.
     """
 
     records: RecordWriter
     wear: DiskWear | None
     drives: Callable[[], IoCounts]
+    on_drives: Callable[[], int]
     predicted: StatePrediction
 
 
@@ -61,7 +63,8 @@ def observe(
     records = RecordWriter(records_path(mesh.info), engine=training_engines())
     wear = wear_of(sharded.disk, sharded.slices_on_disk, settings, records, rank=mesh.info.rank)
     drives = partial(counts_of_drives, sharded.disk, sharded.slices_on_disk)
-    return Observation(records, wear, drives, predicted)
+    on_drives = partial(bytes_on_drives, sharded.disk, sharded.slices_on_disk)
+    return Observation(records, wear, drives, on_drives, predicted)
 
 
 def tell_start(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class StepReport:
         tells: whether this rank writes records and prints lines.
         steps_per_print: optimizer steps between printed lines; None for none.
         device: device that losses are summed on, so that the host need not read them.
+        on_drives: function that returns the bytes of this rank's files on drives.
         total_steps: optimizer steps of the whole run, where the schedule says so.
         figures: seconds, waits and traffic of this rank's steps.
         script: figures that the script has logged.
@@ -58,6 +59,7 @@ class StepReport:
         tells: bool,
         steps_per_print: int | None,
         device: torch.device,
+        on_drives: Callable[[], int],
         total_steps: int | None,
         figures: StepFigures,
         script: ScriptFigures,
@@ -78,6 +80,7 @@ class StepReport:
         self._losses = 0
         self._missed = False  # a loss of the present step
         self._device = device
+        self._on_drives = on_drives
         self._total_steps = total_steps
         self._figures = figures
         self._peak_flops = peak_flops
@@ -196,7 +199,7 @@ class StepReport:
         lr: list[float],
         seconds: float,
     ) -> None:
-        most_bytes, memory = memory_by_tier(self._device)
+        most_bytes, memory = memory_by_tier(self._device, on_drives=self._on_drives())
         record = StepRecord(
             step=counters.global_steps,
             time=0.0,

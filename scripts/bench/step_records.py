@@ -64,6 +64,7 @@ class Steps:
             tells=True,
             steps_per_print=None,
             device=torch.device("cpu"),
+            on_drives=lambda: 0,
             total_steps=1000,
             figures=figures,
             script=ScriptFigures(self.records, is_first=True),

@@ -122,6 +122,16 @@ def counts_of_drives(states: DiskStates | None, slices: DiskShards | None) -> Io
     return added_up([*([] if states is None else [states.counts()]), *([] if slices is None else slices.counts())])
 
 
+def bytes_on_drives(states: DiskStates | None, slices: DiskShards | None) -> int:
+    """Returns the bytes of this rank's files on drives.
+
+    Args:
+        states: masters and optimizer states on a disk.
+        slices: slices of parameters there.
+    """
+    return (0 if states is None else states.file_bytes) + (0 if slices is None else slices.file_bytes)
+
+
 def wear_of(
     states: DiskStates | None, slices: DiskShards | None, settings: Config, records: RecordWriter, *, rank: int
 ) -> DiskWear | None:

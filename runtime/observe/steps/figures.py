@@ -14,6 +14,9 @@ from ..memory import resident_bytes
 from .phase_times import PhaseTimes
 from .spread import SpreadOfSteps
 
+#: Tier of the drives.
+DISK = "disk"
+
 
 @dataclass(frozen=True, slots=True)
 class Figures:
@@ -71,14 +74,16 @@ class StepFigures:
         return Figures(phases, waited_s, between_s, traffic)
 
 
-def memory_by_tier(device: torch.device) -> tuple[int, dict[str, int]]:
+def memory_by_tier(device: torch.device, *, on_drives: int) -> tuple[int, dict[str, int]]:
     """Returns the most bytes of the device so far, and the bytes in use by tier; a CPU has what is resident.
 
     Args:
         device: Device that the model is on.
+        on_drives: Bytes on drives.
     """
     resident = resident_bytes()
+    outside = {CPU: resident, **({DISK: on_drives} if on_drives else {})}
     if device.type != "cuda":
-        return resident, {CPU: resident}
+        return resident, outside
     stats = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
-    return stats["peak"], {GPU: stats["current"], CPU: resident}
+    return stats["peak"], {GPU: stats["current"], **outside}

@@ -145,6 +145,11 @@ class DiskStates:
         """Returns where in files masters and states lie, for checkpoints."""
         return [self._reserved.addresses()]
 
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the files."""
+        return self._file.reserved_bytes
+
     def counts(self) -> IoCounts:
         """Returns what was moved past the page cache so far."""
         return self._file.counts()

@@ -152,6 +152,11 @@ class DiskShards:
         """Returns where in files slices lie, for checkpoints: those of frozen parameters are there and nowhere else."""
         return [slices.addresses for slices in self._slices]
 
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the files."""
+        return sum(slices.file.reserved_bytes for slices in self._slices)
+
     def counts(self) -> list[IoCounts]:
         """Returns what each file has moved past the page cache."""
         return [slices.file.counts() for slices in self._slices]

@@ -176,6 +176,7 @@ def report_on(device: torch.device, *, counts_losses: bool = True, same: StepWat
         tells=True,
         steps_per_print=None,
         device=device,
+        on_drives=lambda: 0,
         total_steps=None,
         figures=StepFigures(PhaseTimes(), waits, moved=dict[str, int], spread=None),
         script=ScriptFigures(records, is_first=True),

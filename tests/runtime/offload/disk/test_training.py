@@ -344,6 +344,8 @@ def _tells_of_wear(path: str) -> None:
     with open(records) as file:
         told = [json.loads(line) for line in file]
     steps = [record for record in told if record["event"] == "step"]
+    assert {record["memory"]["disk"] for record in steps} == {steps[0]["memory"]["disk"]}
+    assert steps[0]["memory"]["disk"] >= whole
     # An update goes on behind its step: what it moves may be told with the next one.
     assert sum(record["disk_written_bytes"] for record in steps) <= 3 * whole
     (end,) = [record for record in told if record["event"] == "disk_wear"]
