@@ -182,9 +182,14 @@ def make_components(
         records, rank=mesh.info.rank, device=device, predicted_state_bytes=observation.predicted.total_bytes()
     )
     is_recorded = is_recorded_for_all(mesh)
-    flops = (
-        StepFlops(sharded.chunks.stages.modules_of, say=job.say, tensor_ranks=mesh.tensor.size) if is_recorded else None
-    )
+    flops = None
+    if is_recorded:
+        flops = StepFlops(
+            sharded.chunks.stages.modules_of,
+            say=job.say,
+            tensor_ranks=mesh.tensor.size,
+            plan_of=lambda: None if hooks.activations is None else hooks.activations.solution,
+        )
     peak = peak_flops(device, sharded.precision.compute)
     phases = phase_times_of(device)
     heartbeat.follow_phases(phases.enter)

@@ -56,6 +56,8 @@ class StepFlops:
         modules_of: Function that returns the modules of a part of the model, by its key.
         say: Function that tells the user what is not counted, or is estimated; each once.
         tensor_ranks: Ranks that share layers: those that are not cut run on each, and are the model's once.
+        plan_of: Function that returns the plan of what is computed again, or None; shapes are counted again where it
+            returns another object.
     """
 
     def __init__(
@@ -64,11 +66,14 @@ class StepFlops:
         *,
         say: Callable[[str], None],
         tensor_ranks: int = 1,
+        plan_of: Callable[[], object] = lambda: None,
     ) -> None:
         self.is_estimated = False
         self._modules_of = modules_of
         self._say = say
         self._tensor_ranks = tensor_ranks
+        self._plan_of = plan_of
+        self._plan = plan_of()
         self._counts: dict[Hashable, FlopCount | None] = {}
         self._counted: dict[int, list[tuple[_Size, FlopCount | None]]] = {}
         self._told: set[str] = set()
@@ -83,6 +88,10 @@ class StepFlops:
             args: Arguments of the forward.
             kwargs: Arguments by name.
         """
+        if (plan := self._plan_of()) is not self._plan:
+            self._plan = plan
+            self._counts.clear()
+            self._counted.clear()
         shapes = key, _shapes(args), _shapes(kwargs)
         if shapes not in self._counts:
             return self._new(key, shapes, args, kwargs)
@@ -98,11 +107,6 @@ class StepFlops:
         self._model = self._hardware = 0.0
         self._is_known = True
         return taken
-
-    def forget(self) -> None:
-        """Counts again from the next forward on: layers were frozen, or others are recomputed."""
-        self._counts.clear()
-        self._counted.clear()
 
     def _add(self, count: FlopCount | None) -> None:
         if count is None:
