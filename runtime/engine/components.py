@@ -197,11 +197,14 @@ def make_components(
         STEPS_PER_RECORD, records, memory=lambda: memory_by_tier(device, on_drives=observation.on_drives())[1]
     )
     figures_of_script = ScriptFigures(records, is_first=mesh.is_first)
+    has_losses = mesh.counts_samples(sharded.chunks.stages.rank_of[-1])
     report = StepReport(
         records,
         data_ranks=mesh.batch.size,
-        counts_tokens=mesh.counts_samples(sharded.chunks.stages.rank_of[0]),
-        counts_losses=mesh.counts_samples(sharded.chunks.stages.rank_of[-1]),
+        # Only for the records.
+        counts_tokens=is_recorded and mesh.counts_samples(sharded.chunks.stages.rank_of[0]),
+        counts_labels=is_recorded and has_losses,
+        counts_losses=has_losses,
         tells=mesh.is_first,
         steps_per_print=settings.steps_per_print,
         device=device,

@@ -33,8 +33,9 @@ class StepReport:
     Args:
         records: writer of the run's records, which gets each step.
         data_ranks: ranks with samples of their own.
-        counts_tokens: whether this rank's tokens count: of ranks that share samples, the first one's do.
-        counts_losses: whether this rank's losses and labels count; of a pipeline, those of the last stage do.
+        counts_tokens: whether this rank's tokens are counted: of ranks that share samples, the first one's are.
+        counts_labels: whether its labels are counted; of a pipeline, those of the last stage are.
+        counts_losses: whether its losses count; of a pipeline, those of the last stage do.
         tells: whether this rank writes records and prints lines.
         steps_per_print: optimizer steps between printed lines; None for none.
         device: device that losses are summed on, so that the host need not read them.
@@ -55,6 +56,7 @@ class StepReport:
         *,
         data_ranks: int,
         counts_tokens: bool,
+        counts_labels: bool,
         counts_losses: bool,
         tells: bool,
         steps_per_print: int | None,
@@ -71,6 +73,7 @@ class StepReport:
     ) -> None:
         self._data_ranks = data_ranks
         self._counts_tokens = counts_tokens
+        self._counts_labels = counts_labels
         self._counts_losses = counts_losses
         self._tells = tells
         self._records = records
@@ -130,7 +133,7 @@ class StepReport:
 
     def add_labels(self, labels: object) -> None:
         """Takes the labels of one forward that trains, as far as they are labels of tokens."""
-        found = count_labels(labels) if self._counts_losses else None
+        found = count_labels(labels) if self._counts_labels else None
         if found is not None:
             self.numbers.add("labels", found[0])
             self.numbers.add("tokens_in_loss", found[1])
@@ -199,36 +202,38 @@ class StepReport:
         lr: list[float],
         seconds: float,
     ) -> None:
-        most_bytes, memory = memory_by_tier(self._device, on_drives=self._on_drives())
-        record = StepRecord(
-            step=counters.global_steps,
-            time=0.0,
-            seconds=round(seconds, 6),
-            samples=counters.global_samples,
-            loss=loss,
-            lr=lr[0],
-            lrs=tuple(lr) if len(lr) > 1 else (),
-            grad_norm=result.grad_norm,
-            applied=result.applied,
-            loss_scale=result.loss_scale if result.loss_scale != 1.0 else None,
-            non_finite=result.non_finite,
-            total_steps=self._total_steps or None,
-            memory_bytes=most_bytes,
-            memory=memory,
-            phases={name: round(each, 6) for name, each in figures.phases.items()},
-            waits_s=round(figures.waits_s, 6) or None,
-            pipeline_wait_s=round(figures.pipeline_wait_s, 6) or None,
-            traffic=figures.traffic,
-            **self._counted(result.sums, seconds),
-        )
-        self._records.write_behind(
-            STEP_EVENT,
-            {
-                **step_fields(record),
-                **({"stepped_ahead": round(result.ahead, 4)} if result.ahead is not None else {}),
-                **(self._wear.take_step() if self._wear is not None else {}),
-            },
-        )
+        step, samples = counters.global_steps, counters.global_samples
+        offload: dict[str, Any] = {
+            **({"stepped_ahead": round(result.ahead, 4)} if result.ahead is not None else {}),
+            **(self._wear.take_step() if self._wear is not None else {}),
+        }
+
+        def fields() -> dict[str, Any]:
+            most_bytes, memory = memory_by_tier(self._device, on_drives=self._on_drives())
+            record = StepRecord(
+                step=step,
+                time=0.0,
+                seconds=round(seconds, 6),
+                samples=samples,
+                loss=loss,
+                lr=lr[0],
+                lrs=tuple(lr) if len(lr) > 1 else (),
+                grad_norm=result.grad_norm,
+                applied=result.applied,
+                loss_scale=result.loss_scale if result.loss_scale != 1.0 else None,
+                non_finite=result.non_finite,
+                total_steps=self._total_steps or None,
+                memory_bytes=most_bytes,
+                memory=memory,
+                phases={name: round(each, 6) for name, each in figures.phases.items()},
+                waits_s=round(figures.waits_s, 6) or None,
+                pipeline_wait_s=round(figures.pipeline_wait_s, 6) or None,
+                traffic=figures.traffic,
+                **self._counted(result.sums, seconds),
+            )
+            return {**step_fields(record), **offload}
+
+        self._records.write_behind(STEP_EVENT, fields)
 
     def _counted(self, sums: StepSums, seconds: float) -> dict[str, Any]:
         """Returns what was counted in a step, of all ranks, and the rates."""

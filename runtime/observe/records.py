@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +52,20 @@ class RecordWriter:
         if self._file is not None:
             self._file.append(self._record(event, fields))
 
-    def write_behind(self, event: str, fields: Mapping[str, Any]) -> None:
+    def write_behind(self, event: str, fields: Callable[[], Mapping[str, Any]]) -> None:
         """Appends one record soon, see [Note: records behind the step]; a file that cannot be written is told once.
 
         Args:
             event: name of the event.
-            fields: fields whose values do not change any more.
+            fields: function that makes the fields, of values that do not change any more; called by the thread.
         """
         if self._file is None:
             return
         if self._behind is None:
             self._behind = _WritesBehind(self._file)
             weakref.finalize(self, self._behind.end)
-        self._behind.put(self._record(event, fields))
+        time_s = time.time()
+        self._behind.put(lambda: {**self._record(event, fields()), "time": round(time_s, 6)})
 
     def flush(self) -> None:
         """Returns when all records are written, or after some seconds where the disk does not take them."""
@@ -106,12 +107,16 @@ class _File:
             return self._descriptor
 
 
+_MakeRecord = Callable[[], Mapping[str, Any]]
+
+
 class _WritesBehind:
     """Records on their way to a file, and the thread that writes them; it begins with the first one."""
 
     def __init__(self, file: _File) -> None:
         self._file = file
-        self._waiting: deque[dict[str, Any]] = deque()
+        self._waiting: deque[_MakeRecord] = deque()
+        self._process = os.getpid()
         self._changed = threading.Condition()
         self._is_idle = True
         self._has_ended = False
@@ -119,11 +124,13 @@ class _WritesBehind:
         # A daemon: an interpreter that ends waits in `end`, and not for a disk that stands still.
         threading.Thread(target=self._run, name="dsrun-records", daemon=True).start()
 
-    def put(self, record: dict[str, Any]) -> None:
+    def put(self, record: _MakeRecord) -> None:
         """Takes a record to write; after the end it is written at once."""
+        if self._process != os.getpid():
+            return  # of a fork, which has no such thread, and tells nothing of the training
         with self._changed:
             if self._has_ended:
-                self._file.append(record)
+                self._file.append(record())
                 return
             if len(self._waiting) >= _MOST_WAITING:
                 self._dropped += 1
@@ -134,11 +141,15 @@ class _WritesBehind:
 
     def flush(self) -> None:
         """Returns when all is written, or when the disk has had time enough."""
+        if self._process != os.getpid():
+            return
         with self._changed:
             self._changed.wait_for(lambda: self._is_idle, _END_PATIENCE_S)
 
     def end(self) -> None:
         """Writes what is left, and has the thread end."""
+        if self._process != os.getpid():
+            return  # the lock may be one that a thread of the other process holds
         self.flush()
         with self._changed:
             self._has_ended = True
@@ -156,7 +167,7 @@ class _WritesBehind:
                     return
                 record, dropped, self._dropped = self._waiting.popleft(), self._dropped, 0
             try:
-                self._file.append(record)
+                self._file.append(record())
             except OSError as error:
                 # A full disk must not end the training that it was to tell of.
                 if not is_told:

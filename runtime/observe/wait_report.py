@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -105,7 +106,7 @@ class UnrecordedExchange:
         self._exchange = None
         rows_RNC = self._gathered_RN[:, : _ROWS * _COLUMNS].unflatten(1, (_ROWS, _COLUMNS))
         record = compare(rows_RNC, exchange.names, step=exchange.step, steps=exchange.steps, step_s=exchange.step_s)
-        self._records.write_behind(WAITS_EVENT, to_fields(record))
+        self._records.write_behind(WAITS_EVENT, partial(to_fields, record))
         if self._spread is not None:
             numbers_RN = self._gathered_RN[:, _ROWS * _COLUMNS :]
             self._spread.record(numbers_RN, step=exchange.step, steps=exchange.steps)

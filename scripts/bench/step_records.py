@@ -59,7 +59,8 @@ class Steps:
         self._report = StepReport(
             self.records,
             data_ranks=1,
-            counts_tokens=True,
+            counts_tokens=path is not None,
+            counts_labels=path is not None,
             counts_losses=True,
             tells=True,
             steps_per_print=None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from support.inside_engine import records_of
 class RecordsAtOnce(RecordWriter):
     """Writes every record before it returns."""
 
-    def write_behind(self, event: str, fields: Mapping[str, Any]) -> None:
-        self.write(event, fields)
+    def write_behind(self, event: str, fields: Callable[[], Mapping[str, Any]]) -> None:
+        self.write(event, fields())
 
 
 def read_records(folder: Path, event: str, engine: Engine | None = None) -> list[dict[str, Any]]:

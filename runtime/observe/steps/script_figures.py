@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ class ScriptFigures:
                 known[name] = _finite(float(value.detach() if isinstance(value, Tensor) else value))
         record = LogRecord(step=step, time=time.time(), values=known, samples=samples)
         if not coming and not self._waiting:
-            self._records.write_behind(LOG_EVENT, log_fields(record))
+            self._records.write_behind(LOG_EVENT, partial(log_fields, record))
             return
         copied = torch.cuda.current_stream().record_event() if coming else None
         self._waiting.append(_Waiting(record, coming, copied))
@@ -93,7 +94,7 @@ class ScriptFigures:
 def _record(records: RecordWriter, waiting: _Waiting) -> None:
     come = {name: _finite(float(value)) for name, value in waiting.coming.items()}
     record = replace(waiting.record, values={**waiting.record.values, **come})
-    records.write_behind(LOG_EVENT, log_fields(record))
+    records.write_behind(LOG_EVENT, partial(log_fields, record))
 
 
 def _record_all(records: RecordWriter, waiting: deque[_Waiting]) -> None:

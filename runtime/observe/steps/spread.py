@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -74,7 +75,7 @@ class SpreadOfSteps:
                 if bool(memory_RT[:, place].any())
             },
         )
-        self._records.write_behind(SPREAD_EVENT, spread_fields(record))
+        self._records.write_behind(SPREAD_EVENT, partial(spread_fields, record))
 
 
 def _spread(values_RS: Tensor) -> StepSpread:

@@ -144,7 +144,9 @@ class LogRecord:
     samples: int = 0
 
 
-_STEP_FIELDS = frozenset(each.name for each in fields(StepRecord))
+_STEP_FIELDS = tuple(each.name for each in fields(StepRecord))
+#: Fields that a step is written with, whatever they are.
+_ALWAYS = frozenset({"step", "time", "seconds", "samples", "lr", "applied", "grad_norm", "memory_bytes"})
 
 
 def step_fields(record: StepRecord) -> dict[str, Any]:
@@ -153,12 +155,12 @@ def step_fields(record: StepRecord) -> dict[str, Any]:
     Args:
         record: Step to write down.
     """
-    values = {each.name: getattr(record, each.name) for each in fields(record)}
-    always = ("step", "seconds", "samples", "lr", "applied", "grad_norm", "memory_bytes")
-    told = {
-        name: value for name, value in values.items() if name in always or (value is not None and value not in ((), {}))
-    }
-    told.pop("time")  # the writer puts the time of each record
+    told: dict[str, Any] = {}
+    for name in _STEP_FIELDS:
+        value = getattr(record, name)
+        if name in _ALWAYS or (value is not None and value != () and value != {}):
+            told[name] = value
+    del told["time"]  # the writer puts the time of each record
     return told
 
 

@@ -172,6 +172,7 @@ def report_on(device: torch.device, *, counts_losses: bool = True, same: StepWat
         records,
         data_ranks=1,
         counts_tokens=True,
+        counts_labels=True,
         counts_losses=counts_losses,
         tells=True,
         steps_per_print=None,

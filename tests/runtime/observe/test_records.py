@@ -55,7 +55,7 @@ def test_records_behind_the_step_are_written_in_order_and_say_which_engine(tmp_p
     path = tmp_path / "records.jsonl"
     writer = RecordWriter(path, engine=1)
     for number in range(100):
-        writer.write_behind("step", {"step": number, "loss": float("nan")})
+        writer.write_behind("step", lambda number=number: {"step": number, "loss": float("nan")})
     writer.flush()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(100))
@@ -69,7 +69,7 @@ from pathlib import Path
 from dsrun.runtime.observe.records import RecordWriter
 writer = RecordWriter(Path({str(path)!r}))
 for number in range(1000):
-    writer.write_behind("step", {{"step": number}})
+    writer.write_behind("step", lambda number=number: {{"step": number}})
 """
     subprocess.run([sys.executable, "-c", source], timeout=60, check=True)
     assert len(path.read_text().splitlines()) == 1000
@@ -82,7 +82,7 @@ def test_a_disk_that_stands_still_holds_up_nobody(tmp_path: Path) -> None:
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     writer = RecordWriter(path)
     for number in range(2000):
-        writer.write_behind("step", {"step": number, "text": "x" * 100})
+        writer.write_behind("step", lambda number=number: {"step": number, "text": "x" * 100})
     os.set_blocking(reader, True)
     with os.fdopen(reader, "rb") as file:
         lines = [json.loads(file.readline()) for _ in range(2000)]
@@ -92,6 +92,6 @@ def test_a_disk_that_stands_still_holds_up_nobody(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     writer = RecordWriter(Path("/dev/full"))
     for number in range(3):
-        writer.write_behind("step", {"step": number})
+        writer.write_behind("step", lambda number=number: {"step": number})
     writer.flush()
     assert capsys.readouterr().out == "dsrun: records: /dev/full: No space left on device; steps are not recorded\n"
