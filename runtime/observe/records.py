@@ -8,6 +8,7 @@ last step as a rule. Events that others act upon, such as a checkpoint that a re
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -83,22 +84,33 @@ class _File:
         self._path = path
         self._descriptor: int | None = None
         self._opening = threading.Lock()
+        self._is_torn = False  # its last line is a part of one, as a full disk leaves it, or a process that was killed
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Appends a record as one line."""
-        descriptor = self._open()
+        """Appends a record as one line.
+
+        Raises:
+            OSError: the file cannot be written, or took a part of the line only.
+            TypeError: a value is none of JSON's.
+        """
         # JSON has no inf and nan: strict readers refuse a file that holds one.
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-        line = json.dumps(finite, allow_nan=False)
+        line = f"{json.dumps(_finite(record), allow_nan=False)}\n".encode()
+        descriptor = self._open()
+        if self._is_torn:
+            line = b"\n" + line  # else this record would be lost with the torn one
         try:
-            os.write(descriptor, f"{line}\n".encode())
+            written = os.write(descriptor, line)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
+        self._is_torn = written < len(line)
+        if self._is_torn:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def _open(self) -> int:
         with self._opening:
             if self._descriptor is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._is_torn = _ends_torn(self._path)
                 # With O_APPEND whole lines stay whole, whoever else writes.
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
                 self._descriptor = os.open(self._path, flags, 0o600)
@@ -110,24 +122,50 @@ class _File:
 _MakeRecord = Callable[[], Mapping[str, Any]]
 
 
+def _finite(value: Any) -> Any:
+    """Returns a value without numbers that are not finite, in whatever it holds."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+    return value
+
+
+def _ends_torn(path: Path) -> bool:
+    """Whether a file that is there does not end with the end of a line."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read(1) not in (b"", b"\n")
+
+
 class _WritesBehind:
-    """Records on their way to a file, and the thread that writes them; it begins with the first one."""
+    """Records on their way to a file, and the thread that writes them; it begins with the first one.
+
+    A script that forks takes a copy of this object along, without the thread: there, records are written at once, and
+    what waits is the first process's to write.
+    """
 
     def __init__(self, file: _File) -> None:
         self._file = file
         self._waiting: deque[_MakeRecord] = deque()
-        self._process = os.getpid()
         self._changed = threading.Condition()
         self._is_idle = True
         self._has_ended = False
         self._dropped = 0
+        self._process = os.getpid()
         # A daemon: an interpreter that ends waits in `end`, and not for a disk that stands still.
         threading.Thread(target=self._run, name="dsrun-records", daemon=True).start()
 
     def put(self, record: _MakeRecord) -> None:
         """Takes a record to write; after the end it is written at once."""
-        if self._process != os.getpid():
-            return  # of a fork, which has no such thread, and tells nothing of the training
+        if self._is_copy():
+            self._file.append(record())
+            return
         with self._changed:
             if self._has_ended:
                 self._file.append(record())
@@ -141,19 +179,23 @@ class _WritesBehind:
 
     def flush(self) -> None:
         """Returns when all is written, or when the disk has had time enough."""
-        if self._process != os.getpid():
+        if self._is_copy():
             return
         with self._changed:
             self._changed.wait_for(lambda: self._is_idle, _END_PATIENCE_S)
 
     def end(self) -> None:
         """Writes what is left, and has the thread end."""
-        if self._process != os.getpid():
-            return  # the lock may be one that a thread of the other process holds
+        if self._is_copy():
+            return
         self.flush()
         with self._changed:
             self._has_ended = True
             self._changed.notify_all()
+
+    def _is_copy(self) -> bool:
+        # Asked before the lock, which the thread may have held as the process forked.
+        return self._process != os.getpid()
 
     def _run(self) -> None:
         is_told = False
@@ -173,6 +215,9 @@ class _WritesBehind:
                 if not is_told:
                     print(f"dsrun: records: {error.filename}: {error.strerror}; steps are not recorded", flush=True)
                 is_told = True
+            except (TypeError, ValueError) as error:
+                # Whoever made it is at fault; the records behind it are not.
+                print(f"dsrun: records: a record of {record['event']!r} is not written: {error}", flush=True)
             else:
                 if dropped:
                     print(f"dsrun: records: the disk was too slow; {dropped} steps are not recorded", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +96,66 @@ def test_a_full_disk_is_told_once_and_ends_nothing(capsys: pytest.CaptureFixture
         writer.write_behind("step", lambda number=number: {"step": number})
     writer.flush()
     assert capsys.readouterr().out == "dsrun: records: /dev/full: No space left on device; steps are not recorded\n"
+
+
+def test_numbers_that_are_not_finite_are_left_out_wherever_they_stand(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    writer = RecordWriter(path)
+    writer.write_behind("step", lambda: {"lrs": (float("nan"), 0.5), "phases": {"step": float("inf")}})
+    writer.write_behind("step", lambda: {"lr": 0.5})
+    writer.flush()
+    first, second = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (first["lrs"], first["phases"], second["lr"]) == ([None, 0.5], {"step": None}, 0.5)
+
+
+def test_a_record_that_cannot_be_written_down_is_named_and_those_behind_it_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "records.jsonl"
+    writer = RecordWriter(path)
+    writer.write_behind("odd", lambda: {"value": object()})
+    writer.write_behind("step", lambda: {"step": 1})
+    writer.flush()
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["step"]
+    assert "a record of 'odd' is not written: Object of type object" in capsys.readouterr().out
+
+
+def test_a_torn_line_takes_no_record_along(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"event": "step", "st')  # a process was killed
+    writer = RecordWriter(path)
+    writer.write("start", {})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="No space left on device"):
+            writer.write("step", {"step": 1})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    writer.write("step", {"step": 2})
+    torn, start, torn_too, step = path.read_text().splitlines()
+    assert (json.loads(start)["event"], json.loads(step)["step"]) == ("start", 2)
+    assert len(torn) < 30 > len(torn_too)
+
+
+def test_a_forked_process_waits_for_no_records_of_its_parent(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    os.mkfifo(path)
+    source = f"""
+import os, sys, time
+from pathlib import Path
+from dsrun.runtime.observe.records import RecordWriter
+reader = os.open({str(path)!r}, os.O_RDONLY | os.O_NONBLOCK)
+writer = RecordWriter(Path({str(path)!r}))
+for number in range(2000):
+    writer.write_behind("step", lambda number=number: {{"step": number, "text": "x" * 100}})
+begun = time.monotonic()
+if not (child := os.fork()):
+    sys.exit(0)
+os.waitpid(child, 0)
+print(time.monotonic() - begun)
+sys.stdout.flush()
+os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True)
+    assert float(done.stdout) < 4, "less than the patience for a disk"
