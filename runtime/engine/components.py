@@ -22,6 +22,7 @@ from ..observe.steps.phase_times import phase_times_of
 from ..observe.steps.script_figures import ScriptFigures
 from ..observe.steps.spread import SpreadOfSteps
 from ..observe.wait_report import STEPS_PER_RECORD, WaitReport
+from ..precision.configured import product_dtype_of
 from .compose.data import Data
 from .compose.hooks import Hooks
 from .compose.job import Job
@@ -190,7 +191,7 @@ def make_components(
             tensor_ranks=mesh.tensor.size,
             plan_of=lambda: None if hooks.activations is None else hooks.activations.solution,
         )
-    peak = peak_flops(device, sharded.precision.compute)
+    peak = peak_flops(device, product_dtype_of(settings))
     phases = phase_times_of(device)
     heartbeat.follow_phases(phases.enter)
     spread = SpreadOfSteps(

@@ -19,6 +19,7 @@ from ..observe.flops.step_profile import ProfileOptions, StepProfile
 from ..observe.memory import StatePrediction
 from ..observe.records import RecordWriter
 from ..observe.wear import DiskWear
+from ..precision.configured import product_dtype_of
 from .compose.config_notes import record_monitors, record_program_config
 from .compose.describe import describe_units
 from .compose.start_report import open_run, records_path
@@ -141,6 +142,6 @@ def step_profile(sharded: ShardedModel, settings: Config, mesh: ProcessGroupMesh
         sharded.module,
         options,
         facts=facts,
-        peak=peak_flops(mesh.device, sharded.precision.compute) if options is not None else None,
+        peak=peak_flops(mesh.device, product_dtype_of(settings)) if options is not None else None,
         say=partial(print, flush=True),
     )

@@ -66,7 +66,7 @@ class RecordWriter:
             self._behind = _WritesBehind(self._file)
             weakref.finalize(self, self._behind.end)
         time_s = time.time()
-        self._behind.put(lambda: {**self._record(event, fields()), "time": round(time_s, 6)})
+        self._behind.put(event, lambda: {**self._record(event, fields()), "time": round(time_s, 6)})
 
     def flush(self) -> None:
         """Returns when all records are written, or after some seconds where the disk does not take them."""
@@ -152,7 +152,7 @@ class _WritesBehind:
 
     def __init__(self, file: _File) -> None:
         self._file = file
-        self._waiting: deque[_MakeRecord] = deque()
+        self._waiting: deque[tuple[str, _MakeRecord]] = deque()
         self._changed = threading.Condition()
         self._is_idle = True
         self._has_ended = False
@@ -161,8 +161,8 @@ class _WritesBehind:
         # A daemon: an interpreter that ends waits in `end`, and not for a disk that stands still.
         threading.Thread(target=self._run, name="dsrun-records", daemon=True).start()
 
-    def put(self, record: _MakeRecord) -> None:
-        """Takes a record to write; after the end it is written at once."""
+    def put(self, event: str, record: _MakeRecord) -> None:
+        """Takes a record of an event to write; after the end it is written at once."""
         if self._is_copy():
             self._file.append(record())
             return
@@ -173,7 +173,7 @@ class _WritesBehind:
             if len(self._waiting) >= _MOST_WAITING:
                 self._dropped += 1
                 return
-            self._waiting.append(record)
+            self._waiting.append((event, record))
             self._is_idle = False
             self._changed.notify_all()
 
@@ -207,7 +207,7 @@ class _WritesBehind:
                     self._changed.wait_for(lambda: bool(self._waiting) or self._has_ended)
                 if not self._waiting:
                     return
-                record, dropped, self._dropped = self._waiting.popleft(), self._dropped, 0
+                (event, record), dropped, self._dropped = self._waiting.popleft(), self._dropped, 0
             try:
                 self._file.append(record())
             except OSError as error:
@@ -215,9 +215,9 @@ class _WritesBehind:
                 if not is_told:
                     print(f"dsrun: records: {error.filename}: {error.strerror}; steps are not recorded", flush=True)
                 is_told = True
-            except (TypeError, ValueError) as error:
+            except Exception as error:
                 # Whoever made it is at fault; the records behind it are not.
-                print(f"dsrun: records: a record of {record['event']!r} is not written: {error}", flush=True)
+                print(f"dsrun: records: a record of {event!r} is not written: {error}", flush=True)
             else:
                 if dropped:
                     print(f"dsrun: records: the disk was too slow; {dropped} steps are not recorded", flush=True)

@@ -42,6 +42,11 @@ def autocast_of(config: Config) -> torch.dtype | None:
     return torch.float16 if section.dtype in ("float16", "torch.float16") else torch.bfloat16
 
 
+def product_dtype_of(config: Config) -> torch.dtype:
+    """Returns the dtype of the operands of most products in forward and backward: autocast's, or the parameters'."""
+    return autocast_of(config) or policy_of(config).compute
+
+
 def skips_non_finite(config: Config) -> bool:
     """Whether a step whose gradients hold inf or nan leaves its update out."""
     is_fp16 = config.fp16.enabled or autocast_of(config) == torch.float16

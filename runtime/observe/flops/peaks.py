@@ -29,4 +29,6 @@ def product_peak_flops(product: str, dtype: torch.dtype) -> float | None:
     gpu = find_product(product)
     if gpu is None:
         return None
+    if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision not in ("ieee", "none"):
+        return None  # by TF32 or bf16, several times as many as the datasheet has for fp32
     return {torch.bfloat16: gpu.half_flops, torch.float16: gpu.half_flops, torch.float32: gpu.single_flops}.get(dtype)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dsrun.config.load import load
-from dsrun.runtime.precision.configured import loss_scale_of, policy_of, skips_non_finite
+from dsrun.runtime.precision.configured import loss_scale_of, policy_of, product_dtype_of, skips_non_finite
 
 MICRO = {"train_micro_batch_size_per_gpu": 1}
 
@@ -34,6 +34,13 @@ def test_a_section_decides_dtypes_and_what_a_step_does_with_infinities(
     assert policy_of(config).compute == compute
     assert policy_of(config).master == torch.float32
     assert skips_non_finite(config) is skips
+
+
+def test_products_are_in_the_dtype_of_autocast_where_there_is_one() -> None:
+    autocast = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+    assert product_dtype_of(load({**MICRO, **autocast})) == torch.bfloat16
+    assert product_dtype_of(load({**MICRO, "fp16": {"enabled": True}})) == torch.float16
+    assert product_dtype_of(load(MICRO)) == torch.float32
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,16 @@ def test_peaks_are_those_of_the_datasheet_and_never_a_guess() -> None:
     assert peak_flops(torch.device("cpu"), torch.float32) is None
 
 
+def test_products_in_fp32_by_tf32_have_no_known_peak() -> None:
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert product_peak_flops("NVIDIA H200", torch.float32) is None
+        assert product_peak_flops("NVIDIA H200", torch.bfloat16) == 989e12
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
 #: FLOPs of the scores that backwards of fused attention make again, in four blocks.
 SCORES = 4 * 2 * 2 * (CONTEXT * (CONTEXT + 1) // 2) * 72
 
