@@ -63,7 +63,12 @@ class RecordWriter:
         if self._file is None:
             return
         if self._behind is None:
-            self._behind = _WritesBehind(self._file)
+            try:
+                self._behind = _WritesBehind(self._file)
+            except RuntimeError:
+                # No thread begins while an interpreter ends, from Python 3.12 on.
+                self.write(event, fields)
+                return
             weakref.finalize(self, self._behind.end)
         time_s = time.time()
         self._behind.put(event, lambda: {**self._record(event, fields()), "time": round(time_s, 6)})

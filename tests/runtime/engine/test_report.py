@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -135,11 +136,14 @@ def test_figures_of_the_script_are_recorded_by_their_names(steps: Steps, tmp_pat
 
 def test_figures_that_are_none_are_refused_together(steps: Steps, tmp_path: Path) -> None:
     engine = make_engine(config(1, micro=2))
-    wrong: Any = {"a": "2", "": 1.0, "b": torch.ones(3), "c": None, "d": 1.0}
+    many: Any = {"e": numpy.ones(2), "f": 10**400}
+    wrong: Any = {"a": "2", "": 1.0, "b": torch.ones(3), "c": None, "d": 1.0, **many}
     with pytest.raises(ModelError) as caught:
         engine.log(wrong)
     said = str(caught.value)
-    assert all(part in said for part in ("`a` is a str", "a name is ''", "`b` is a tensor of shape (3,)", "`c`"))
+    assert all(
+        part in said for part in ("`a` is a str", "a name is ''", "`b` is a tensor of shape (3,)", "`c`", "`e`", "`f`")
+    )
     assert "`d`" not in said
     assert read_records(tmp_path, LOG_EVENT, engine) == []
 

@@ -80,7 +80,7 @@ def test_a_disk_that_stands_still_holds_up_nobody(tmp_path: Path) -> None:
     """A pipe that nobody reads takes some lines, and then none."""
     path = tmp_path / "records.jsonl"
     os.mkfifo(path)
-    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    reader = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # a reader alone finds an end where the thread is late
     writer = RecordWriter(path)
     for number in range(2000):
         writer.write_behind("step", lambda number=number: {"step": number, "text": "x" * 100})
