@@ -32,17 +32,24 @@ class EngineMonitor:
 
         Args:
             event_list: triples of name, value and samples. The samples of the engine count, which they should be.
+                Several values of one name are recorded one after the other.
 
         Raises:
             ModelError: an event is no triple, or a name or a value is none.
         """
-        wrong = [event for event in event_list if len(event) < 2]
-        if wrong:
-            raise ModelError(
-                f"engine.monitor.write_events: {wrong[0]!r} is no event", hint='expected ("eval/loss", 2.3, samples)'
-            )
-        if event_list:
-            self._log({event[0]: event[1] for event in event_list})
+        figures: list[dict[str, Any]] = [{}]
+        for event in event_list:
+            if not isinstance(event, Sequence) or len(event) < 2 or not isinstance(event[0], str):  # pyright: ignore[reportUnnecessaryIsInstance]  # of scripts
+                raise ModelError(
+                    f"engine.monitor.write_events: {event!r} is no event", hint='expected ("eval/loss", 2.3, samples)'
+                )
+            name, value = event[:2]
+            if name in figures[-1]:
+                figures.append({})
+            figures[-1][name] = value
+        for each in figures:
+            if each:
+                self._log(each)
 
 
 class MonitorAccess:

@@ -27,7 +27,8 @@ _PHASE_OF = {
     "copy": "save",
     "evaluate": "evaluate",
 }
-#: Marks that may be unread: more than a step of a long pipeline has. Further phases are not told apart.
+#: Marks that may be unread: more than a step of a long pipeline has. Before there are more, as in a long evaluation,
+#: those that the device has come to are read; where that is none, further phases are not told apart.
 _MOST_MARKS = 4096
 
 
@@ -83,7 +84,7 @@ class PhaseTimes:
             return
         if self._make_mark is None:
             self._count_until_now()
-        elif self._is_capturing() or len(self._marks) >= _MOST_MARKS:
+        elif self._is_capturing() or not self._has_room():
             return
         else:
             self._mark(phase)
@@ -99,6 +100,12 @@ class PhaseTimes:
                 self._mark(self._phase)
         taken, self._seconds = self._seconds, {}
         return taken
+
+    def _has_room(self) -> bool:
+        """Returns whether one more mark may be unread; counts the phases that have ended, without waiting for any."""
+        if len(self._marks) >= _MOST_MARKS:
+            self._read()
+        return len(self._marks) < _MOST_MARKS
 
     def _count_until_now(self) -> None:
         now_s = self._clock()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -20,6 +22,13 @@ def test_events_are_logged_by_their_names() -> None:
     assert logged == [{"eval/loss": 2.5, "eval/f1": 0.5}]
 
 
-def test_what_is_no_event_is_named() -> None:
-    with pytest.raises(ModelError, match=r"write_events: \('x',\) is no event"):
-        EngineMonitor(print, is_enabled=False).write_events([("x",)])
+def test_several_values_of_a_name_are_all_logged() -> None:
+    logged: list[Mapping[str, Tensor | float]] = []
+    EngineMonitor(logged.append, is_enabled=True).write_events([("a", 1.0, 8), ("b", 2.0, 8), ("a", 3.0, 16)])
+    assert logged == [{"a": 1.0, "b": 2.0}, {"a": 3.0}]
+
+
+@pytest.mark.parametrize("wrong", [("x",), 5, ("x", 1.0)[1:], (["x"], 1.0)])
+def test_what_is_no_event_is_named(wrong: Any) -> None:
+    with pytest.raises(ModelError, match=re.escape(f"write_events: {wrong!r} is no event")):
+        EngineMonitor(print, is_enabled=False).write_events([("y", 1.0), wrong])

@@ -87,6 +87,18 @@ def test_on_a_device_what_it_has_not_come_to_counts_in_the_next_step() -> None:
     assert stream.made <= 6, "marks are used again"
 
 
+def test_a_long_evaluation_between_two_steps_is_told_apart_to_its_end() -> None:
+    stream = Stream()
+    times = PhaseTimes(stream.make, is_capturing=lambda: False)
+    for _ in range(3000):
+        for said in ("data", "evaluate"):
+            times.enter(said)
+            stream.queued_ms += 1
+            stream.done_ms = stream.queued_ms
+    times.enter("script")
+    assert times.take_step() == pytest.approx({"data": 3.0, "evaluate": 3.0})
+
+
 def test_nothing_is_marked_while_a_stream_is_captured() -> None:
     stream = Stream()
     times = PhaseTimes(stream.make, is_capturing=lambda: True)
