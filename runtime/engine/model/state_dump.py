@@ -10,6 +10,7 @@ from typing import Any
 from torch import optim
 
 from dsrun.config.show.resolved import rows
+from dsrun.contract.monitor_records import is_secret
 
 from ...mesh.join.groups import ProcessGroupMesh
 from ...observe.memory import StatePrediction
@@ -47,7 +48,8 @@ def _values(
     mesh: ProcessGroupMesh, sharded: ShardedModel, optimizer: optim.Optimizer | None
 ) -> Iterator[tuple[str, Any]]:
     for row in rows(sharded.settings):
-        yield f"config.{row.path}", _MASK if row.value and row.path.endswith(_SECRETS) else row.value
+        secret = row.path.endswith(_SECRETS) or is_secret(row.path, row.value)
+        yield f"config.{row.path}", _MASK if row.value and secret else row.value
     yield "mesh.world_size", mesh.info.world_size
     yield "mesh.backend", mesh.backend
     yield "mesh.device", str(mesh.device)

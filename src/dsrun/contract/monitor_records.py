@@ -36,7 +36,7 @@ class MonitorSettings:
 
     def without_secrets(self) -> MonitorSettings:
         """Returns the same without values that are secrets: keys of accounts, addresses with a password."""
-        secret = {name for name, value in self.options.items() if value is not None and _is_secret(name, value)}
+        secret = {name for name, value in self.options.items() if value is not None and is_secret(name, value)}
         return MonitorSettings(
             name=self.name,
             options={name: value for name, value in self.options.items() if name not in secret},
@@ -86,5 +86,11 @@ def read_monitors(record: Mapping[str, Any]) -> list[MonitorSettings]:
     return [MonitorSettings.from_json(each) for each in record["monitors"]]
 
 
-def _is_secret(name: str, value: object) -> bool:
+def is_secret(name: str, value: object) -> bool:
+    """Whether a value of a tracker's section is to be shown nowhere: the key of an account, an address with a password.
+
+    Args:
+        name: Name of the key.
+        value: Value of the key.
+    """
     return name in _SECRET_KEYS or (isinstance(value, str) and _PASSWORD_IN_URL.search(value) is not None)

@@ -66,5 +66,18 @@ def test_the_state_is_told_one_key_a_line(capsys: pytest.CaptureFixture[str]) ->
     assert told["predicted.host_bytes"] == "0"
 
 
+def test_secrets_of_trackers_are_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    told = dump(
+        capsys,
+        {
+            **CONFIG,
+            "comet": {"enabled": True, "api_key": "key-of-mine"},
+            "mlflow": {"enabled": True, "tracking_uri": "https://me:word-of-mine@host/runs"},
+        },
+    )
+    assert (told["config.comet.api_key"], told["config.mlflow.tracking_uri"]) == ('"***"', '"***"')
+    assert "of-mine" not in str(told)
+
+
 def test_without_the_key_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert dump(capsys, {**CONFIG, "dump_state": False}) == {}
