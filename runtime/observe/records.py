@@ -67,7 +67,7 @@ class RecordWriter:
                 self._behind = _WritesBehind(self._file)
             except RuntimeError:
                 # No thread begins while an interpreter ends, from Python 3.12 on.
-                self.write(event, fields)
+                self.write(event, fields())
                 return
             weakref.finalize(self, self._behind.end)
         time_s = time.time()
