@@ -64,19 +64,22 @@ class ModuleProfile:
         self._model = model
         self._is_causal_half = is_causal_half
         self._hidden: tuple[type, ...] = ()
+        self._counts_calls = True
         self._handles: list[Any] = []
         self._measured: defaultdict[int, Measured] = defaultdict(Measured)
         self._counter: FlopCounter | None = None
         self._root: Any = None
         self._starts: list[tuple[int, float]] = []
 
-    def attach(self, hidden: Sequence[type] = ()) -> None:
+    def attach(self, hidden: Sequence[type] = (), *, counts_calls: bool = True) -> None:
         """Puts hooks on the modules.
 
         Args:
             hidden: Classes of modules that get no line of their own; what they do counts for what they are in.
+            counts_calls: Whether a call of the whole model counts by itself, and not inside of `counting` alone.
         """
         self._hidden = tuple(hidden)
+        self._counts_calls = counts_calls
         for module in self._model.modules():
             self._handles += [
                 module.register_forward_pre_hook(self._enter),
@@ -97,7 +100,7 @@ class ModuleProfile:
 
     @contextmanager
     def counting(self) -> Generator[None]:
-        """Inside, what runs is counted; a call of the whole model counts by itself."""
+        """Inside, what runs is counted; a call of the whole model counts by itself, see `attach`."""
         had_fast_path = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # see [Note: fast path]
         self._counter = counter = FlopCounter(is_causal_half=self._is_causal_half)
@@ -125,7 +128,7 @@ class ModuleProfile:
         if in_backward():
             return  # a block that runs again
         if self._counter is None:
-            if module is not self._model:
+            if module is not self._model or not self._counts_calls:
                 return  # called by itself, outside of what is profiled
             self._root = self.counting()
             self._root.__enter__()

@@ -115,7 +115,7 @@ class StepProfile:
             )
             return False
         self._profile = ModuleProfile(self._module, is_causal_half=True)
-        self._profile.attach()
+        self._profile.attach(counts_calls=False)  # an evaluation within the step is none of it
         self._started_s = time.perf_counter()
         return True
 

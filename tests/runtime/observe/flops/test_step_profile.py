@@ -61,6 +61,20 @@ def test_a_table_comes_at_its_step_and_tells_a_forward_whatever_is_accumulated(
     assert macs_to_string(accumulation * 2 * CONTEXT * TinyGPT().blocks[0].up.weight.numel()) in row  # type: ignore
 
 
+def test_an_evaluation_within_the_step_is_none_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = make_engine(config(1, micro=2, accumulation=2, flops_profiler={"enabled": True, "profile_step": 0}))
+    inputs, targets = batches(0, samples=2)
+    for _ in range(2):
+        engine.backward(loss_of(engine(inputs), targets))
+        with torch.no_grad():
+            engine(inputs[:1])
+        engine.step()
+    engine.destroy()
+    text = capsys.readouterr().out
+    assert figure(text, "forwards in the step") == "2"
+    assert figure(text, "fwd flops of a forward") == number_to_string(expected().forward)
+
+
 def test_what_is_computed_again_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     train({"profile_step": 0}, steps=1, activation_checkpointing={"policy": "every_block"})
     text = capsys.readouterr().out
