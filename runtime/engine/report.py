@@ -129,7 +129,7 @@ class StepReport:
         padded = count_tokens(args, kwargs)
         if padded:
             self.numbers.add("tokens_padded", padded)
-            self.numbers.add("tokens", count_unpadded(kwargs, padded))
+            self.numbers.add("tokens", count_unpadded(args, kwargs, padded))
 
     def add_labels(self, labels: object) -> None:
         """Takes the labels of one forward that trains, as far as they are labels of tokens."""

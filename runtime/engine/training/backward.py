@@ -14,6 +14,7 @@ from dsrun.errors import ModelError
 from ...mesh.join.groups import ProcessGroupMesh
 from ...mesh.step_position import at_step
 from ...observe.memory_watch import MemoryWatch
+from ...observe.steps.tokens import named_input
 from ...trace_labels import labelled
 from ...zero.hooks.modules import UnitHooks
 from ...zero.hooks.unit_calls import engines_own_backward
@@ -96,7 +97,7 @@ class Backwards:
         """Counts a forward that trains, and its tokens."""
         self._forwards += 1
         self._report.add_tokens(args, kwargs)
-        self._report.add_labels(kwargs.get("labels"))
+        self._report.add_labels(named_input("labels", args, kwargs))
         self._memory_watch.begin_forward(self._progress.counters.global_steps + 1, self._memory.kinds)
 
     def begin(self, *, is_part: bool = False) -> None:

@@ -23,14 +23,27 @@ def count_tokens(args: Iterable[Any], kwargs: Mapping[str, Any]) -> int:
     return 0
 
 
-def count_unpadded(kwargs: Mapping[str, Any], padded: int) -> Tensor | int:
+def named_input(name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Returns an input of a forward by its name, also from a batch that is given as one object; None where it is not.
+
+    Args:
+        name: name of the input.
+        args: arguments of a forward.
+        kwargs: its keyword arguments.
+    """
+    batches = (cast("Mapping[Any, Any]", each) for each in (kwargs, *args) if isinstance(each, Mapping))
+    return next((found for batch in batches if (found := batch.get(name)) is not None), None)
+
+
+def count_unpadded(args: Iterable[Any], kwargs: Mapping[str, Any], padded: int) -> Tensor | int:
     """Returns the tokens that an attention mask lets through; all of them where there is no mask of that form.
 
     Args:
-        kwargs: keyword arguments of a forward.
+        args: arguments of a forward.
+        kwargs: its keyword arguments.
         padded: number of its tokens, see `count_tokens`.
     """
-    mask = kwargs.get("attention_mask")
+    mask = named_input("attention_mask", args, kwargs)
     if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.numel() != padded or mask.dtype.is_floating_point:
         return padded
     return mask.count_nonzero()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dsrun.runtime.observe.steps.tokens import count_tokens
+from dsrun.runtime.observe.steps.tokens import count_tokens, count_unpadded, named_input
 
 TOKENS = torch.zeros(3, 5, dtype=torch.int64)
 IMAGES = torch.zeros(3, 1, 4, 4)
@@ -29,3 +29,12 @@ IMAGES = torch.zeros(3, 1, 4, 4)
 )
 def test_tokens_are_whole_numbers_in_two_dimensions(args: tuple[Any, ...], kwargs: dict[str, Any], tokens: int) -> None:
     assert count_tokens(args, kwargs) == tokens
+
+
+@pytest.mark.parametrize("as_one", [True, False])
+def test_padding_and_labels_are_found_in_a_batch_that_is_one_object_too(as_one: bool) -> None:
+    batch = {"input_ids": TOKENS, "attention_mask": torch.ones(3, 5).tril().long(), "labels": TOKENS}
+    args, kwargs = ((batch,), {}) if as_one else ((), batch)
+    assert int(count_unpadded(args, kwargs, 15)) == 1 + 2 + 3
+    assert named_input("labels", args, kwargs) is TOKENS
+    assert named_input("position_ids", args, kwargs) is None
