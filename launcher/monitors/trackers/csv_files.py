@@ -2,6 +2,9 @@
 
 A row is `samples,value`, in order of samples, each once. Rows that do not count any more are cut off, so that the files
 of a run that was killed and went on are those of a run that was not.
+
+[Note: whose files] The folder may hold tables of the user, and may be the working folder itself. A file is taken for a
+scalar's only if its header is `step` and the last word of a name, and its own name ends in that word.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import csv
 import hashlib
 import io
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +25,8 @@ _ENDING = ".csv"
 _LONGEST = 200
 #: Folder below the run's for the files of a run that another began anew in the same place.
 _EARLIER = "earlier-"
+#: Behind the names of files that are cut short, or would be those of another scalar.
+_DIGEST = re.compile(r"-[0-9a-f]{8}$")
 
 
 def open_tracker(run: TrackedRun) -> Tracker:
@@ -83,14 +89,18 @@ class CsvFiles:
             text = io.StringIO()
             writer = csv.writer(text, lineterminator="\n")
             if not path.exists() or path.stat().st_size == 0:
-                writer.writerow(["step", self._tags[name].rpartition("/")[2]])
+                writer.writerow(["step", " ".join(self._tags[name].rpartition("/")[2].splitlines())])
             writer.writerows(kept)
             with path.open("a", encoding="utf-8", newline="") as file:
                 file.write(text.getvalue())
             self._last[name] = kept[-1][0]
 
     def _cut_all(self, after_samples: int, *, begins_anew: bool) -> None:
-        files = sorted(self._folder.glob(f"*{_ENDING}"))
+        files = [
+            path
+            for path in sorted(self._folder.glob(f"*{_ENDING}"))
+            if path.name in self._tags or _is_of_a_scalar(path)
+        ]
         if begins_anew and files:
             numbers = (path.name.removeprefix(_EARLIER) for path in self._folder.glob(f"{_EARLIER}*"))
             number = max((int(text) for text in numbers if text.isdecimal()), default=0) + 1
@@ -104,7 +114,7 @@ class CsvFiles:
 
     def _file_of(self, tag: str) -> str:
         """Returns the name of a scalar's file, as DeepSpeed makes it; two scalars never share one."""
-        plain = tag.replace("/", "_").replace(" ", "_").replace("\0", "_")
+        plain = _plain(tag)
         digest = hashlib.sha256(tag.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         if len(os.fsencode(plain)) > _LONGEST:
             plain = f"{os.fsencode(plain)[:_LONGEST].decode('utf-8', 'ignore')}-{digest}"
@@ -113,6 +123,23 @@ class CsvFiles:
             name = f"{plain}-{digest}{_ENDING}"
             self._tags[name] = tag
         return name
+
+
+def _plain(tag: str) -> str:
+    return "_".join(re.split(r"[/ \0]", "_".join(tag.splitlines())))
+
+
+def _is_of_a_scalar(path: Path) -> bool:
+    """Whether a file that was there before is a scalar's, see [Note: whose files]."""
+    if not path.is_file():
+        return False
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        header = next(csv.reader([file.readline(1 << 16)]), [])
+    if len(header) != 2 or header[0] != "step":
+        return False
+    stem = path.name.removesuffix(_ENDING)
+    name = _DIGEST.sub("", stem)
+    return name.endswith(_plain(header[1])) or (name != stem and len(os.fsencode(stem)) > _LONGEST)
 
 
 def _cut(path: Path, after_samples: int) -> int:

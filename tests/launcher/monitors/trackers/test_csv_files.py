@@ -95,3 +95,26 @@ def test_two_names_that_look_alike_as_files_do_not_share_one(tmp_path: Path) -> 
     run_to_its_end(job, CSV, [])
     values = sorted([row[1] for row in rows(path)[1:]] for path in (tmp_path / "out" / "run").glob("a_b*"))
     assert values == [["1.0", "4.0"], ["2.0", "3.0"]]
+
+
+def test_tables_of_the_user_in_the_same_folder_are_neither_moved_nor_cut(tmp_path: Path) -> None:
+    here = settings_of("csv_monitor", output_path="", job_name="")
+    mine = {
+        "train.csv": b"text,label\nhello,1\n",
+        "results.csv": b"step,loss\nlast,2.0\n",
+        "wide.csv": b"step,a,b\n1,2,3\n",
+    }
+    for name, data in mine.items():
+        (tmp_path / name).write_bytes(data)
+    for number, steps in enumerate([range(1, 6), range(4, 8), range(1, 3)]):
+        run_to_its_end(tmp_path / f"job{number}", here, [run_lines(steps)], job_id=f"j{number}")
+    assert {name: (tmp_path / name).read_bytes() for name in mine} == mine
+    assert len(rows(tmp_path / "Train_Samples_lr.csv")) == 3
+    assert len(rows(tmp_path / "earlier-1" / "Train_Samples_lr.csv")) == 8
+
+
+def test_a_name_of_several_lines_keeps_its_rows_when_a_run_goes_on(tmp_path: Path) -> None:
+    logged = [log_line({"eval/two\nlines": float(step)}, step=step) for step in (1, 2, 3)]
+    run_to_its_end(tmp_path / "job", CSV, [[*run_lines(range(1, 2)), *logged], run_lines(range(4, 5))])
+    give(tmp_path / "job", CSV, run_lines(range(5, 6), first=False))
+    assert [row[0] for row in rows(tmp_path / "out" / "run" / "eval_two_lines.csv")] == ["step", "16", "32", "48"]
