@@ -123,6 +123,8 @@ class Feed:
         if self._tracker is None:
             run = replace(self._run, samples=self.state.samples, kept=self.state.kept)
             self._tracker = _guard(lambda: self._opener(run))
+            # Or a monitor that is killed from here on would begin a second run in the tracker.
+            self._file.write(self.state)
         if self._begins:
             # Whatever the tracker was given beyond what is written down, by a monitor that was killed, comes again.
             before = self.state.samples

@@ -16,8 +16,10 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..points import Point
+from .run_folder import RunFolder
 from .tracker import TrackedRun, Tracker
 
 _ENDING = ".csv"
@@ -37,10 +39,10 @@ def open_tracker(run: TrackedRun) -> Tracker:
 
     Raises:
         OSError: the folder cannot be made.
+        TrackerProblem: another job writes there.
     """
-    folder = Path(run.folder, run.options["output_path"], run.options["job_name"])
-    folder.mkdir(parents=True, exist_ok=True)
-    return CsvFiles(folder, names=run.kept.setdefault("files", {}), is_new=run.samples is None)
+    folder = RunFolder(run, tracker="csv_monitor")
+    return CsvFiles(folder, kept=run.kept, is_new=run.samples is None)
 
 
 class CsvFiles:
@@ -48,14 +50,17 @@ class CsvFiles:
 
     Args:
         folder: Their folder.
-        names: Name of the scalar by name of its file, for those that were written before; added to.
+        kept: Values that are found again: `files` are the names of scalars by those of their files, and `has_begun`
+            says that files of an earlier run were moved, also where the rows behind that could not be written.
         is_new: Whether the run has written nothing so far: what is there is another's.
     """
 
-    def __init__(self, folder: Path, *, names: dict[str, str], is_new: bool) -> None:
-        self._folder = folder
-        self._tags = names
-        self._is_new = is_new
+    def __init__(self, folder: RunFolder, *, kept: dict[str, Any], is_new: bool) -> None:
+        self._held = folder
+        self._folder = folder.path
+        self._kept = kept
+        self._tags: dict[str, str] = kept.setdefault("files", {})
+        self._is_new = is_new and not kept.get("has_begun")
         #: Samples of the last row by file.
         self._last: dict[str, int] = {}
 
@@ -67,13 +72,14 @@ class CsvFiles:
                 self._append(rows)
                 rows = {}
                 self._cut_all(point.after_samples, begins_anew=self._is_new and point.step <= 1)
-                self._is_new = False
+                self._is_new, self._kept["has_begun"] = False, True
             for tag, value in point.values.items():
                 rows.setdefault(self._file_of(tag), []).append((point.samples, value))
         self._append(rows)
 
     def close(self) -> None:
-        """Does nothing: no file is open."""
+        """Lets go of the folder; no file is open."""
+        self._held.let_go()
 
     def _append(self, rows: dict[str, list[tuple[int, float]]]) -> None:
         for name, new in rows.items():

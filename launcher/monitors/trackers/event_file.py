@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ..points import Point
+from .run_folder import RunFolder
 from .tracker import TrackedRun, Tracker
 
 
@@ -20,11 +20,14 @@ def open_tracker(run: TrackedRun) -> Tracker:
 
     Args:
         run: The run.
+
+    Raises:
+        OSError: the folder cannot be made.
+        TrackerProblem: another job writes there.
     """
     writers: Any = importlib.import_module("tensorboard.summary.writer.event_file_writer")
-    folder = Path(run.folder, run.options["output_path"], run.options["job_name"])
-    folder.mkdir(parents=True, exist_ok=True)
-    return EventFile(writers.EventFileWriter(str(folder)))
+    folder = RunFolder(run, tracker="tensorboard")
+    return EventFile(writers.EventFileWriter(str(folder.path)), folder)
 
 
 class EventFile:
@@ -32,10 +35,12 @@ class EventFile:
 
     Args:
         writer: Writer of `tensorboard`.
+        folder: Its folder.
     """
 
-    def __init__(self, writer: Any) -> None:
+    def __init__(self, writer: Any, folder: RunFolder) -> None:
         self._writer = writer
+        self._folder = folder
 
     def write(self, points: Sequence[Point]) -> None:
         """Writes an event for each point, and has them in the file when it returns."""
@@ -54,5 +59,6 @@ class EventFile:
         self._writer.flush()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file, and lets go of the folder."""
         self._writer.close()
+        self._folder.let_go()

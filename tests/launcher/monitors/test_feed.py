@@ -75,6 +75,14 @@ def test_a_tracker_that_raises_is_opened_anew_and_catches_up(tmp_path: Path) -> 
     assert steps(tmp_path / "given") == [1, 2, 3, 4, 5]
 
 
+def test_a_run_that_was_begun_is_found_again_though_it_took_nothing_yet(tmp_path: Path) -> None:
+    append_records(tmp_path, run_lines(range(1, 4)))
+    (tmp_path / "down").touch()
+    with pytest.raises(TrackerProblem):
+        a_feed(tmp_path, tmp_path / "given", raises=str(tmp_path / "down")).give()
+    assert StateFile(tmp_path, settings(tmp_path)).read().kept == {"opened": 1}
+
+
 def test_a_failure_that_repeats_is_told_once_and_tried_after_growing_waits(tmp_path: Path) -> None:
     append_records(tmp_path, run_lines(range(1, 3)))
     down = tmp_path / "down"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.launcher.monitors.state import StateFile
+from dsrun.launcher.monitors.trackers.tracker import TrackerProblem
 from support.recorded_runs import append_records, log_line, run_lines
 from support.tracked_runs import give, run_to_its_end, settings_of
 
@@ -118,3 +119,37 @@ def test_a_name_of_several_lines_keeps_its_rows_when_a_run_goes_on(tmp_path: Pat
     run_to_its_end(tmp_path / "job", CSV, [[*run_lines(range(1, 2)), *logged], run_lines(range(4, 5))])
     give(tmp_path / "job", CSV, run_lines(range(5, 6), first=False))
     assert [row[0] for row in rows(tmp_path / "out" / "run" / "eval_two_lines.csv")] == ["step", "16", "32", "48"]
+
+
+def test_two_jobs_that_run_at_once_do_not_mix_their_rows(tmp_path: Path) -> None:
+    first = give(tmp_path / "job1", CSV, run_lines(range(1, 4)), job_id="j1")
+    with pytest.raises(TrackerProblem, match=r"job j1 writes into .*/out/run; give each job a `job_name` of its own"):
+        give(tmp_path / "job2", CSV, run_lines(range(1, 6)), job_id="j2")
+    assert contents(tmp_path / "out" / "run") == undisturbed(tmp_path, steps=3)
+    first.close()
+    run_to_its_end(tmp_path / "job2", CSV, [], job_id="j2")
+    assert [row[0] for row in rows(tmp_path / "out" / "run" / "Train_Samples_lr.csv")[1:]] == [
+        "16",
+        "32",
+        "48",
+        "64",
+        "80",
+    ]
+
+
+def test_a_folder_that_takes_no_rows_for_a_while_has_the_earlier_files_moved_once(tmp_path: Path) -> None:
+    run = tmp_path / "out" / "run"
+    run_to_its_end(tmp_path / "job1", CSV, [run_lines(range(1, 4))], job_id="j1")
+    in_the_way = run / "eval_f1.csv"
+    in_the_way.mkdir()
+    job = tmp_path / "job2"
+    feed = give(job, CSV, [], job_id="j2")
+    append_records(job, [*run_lines(range(1, 6)), log_line({"eval/f1": 0.5}, step=5)])
+    for _ in range(3):
+        with pytest.raises(TrackerProblem, match="IsADirectoryError"):
+            feed.give()
+    in_the_way.rmdir()
+    feed.give()
+    assert [path.name for path in run.glob("earlier-*")] == ["earlier-1"]
+    in_the_way.unlink()
+    assert contents(run) == undisturbed(tmp_path, steps=5)
