@@ -15,7 +15,8 @@ from dsrun.contract.monitor_records import MonitorSettings
 from dsrun.errors import DsrunError, UsageError
 
 from ..jobs.listing import Job, find_job
-from ..monitors.checks import destination, problems_of
+from ..masking import Masker
+from ..monitors.checks import destination, lost_secrets, problems_of
 from ..monitors.feed import Feed
 from ..monitors.main import opener_of
 from ..monitors.state import MonitorState, StateFile, read_settings
@@ -54,13 +55,22 @@ def command(names: tuple[str, ...], output: str | None, again: bool, job: str) -
         if output is not None and not TRACKERS[name].writes_folder:
             raise UsageError(f"`--output` is for trackers that write files, and `{name}` is none")
     settings = [_settings(found, name, output) for name in chosen]
-    problems = [problem for each in settings for problem in problems_of(each, folder=found.record.cwd)]
+    folder = _folder(found)
+    problems = [
+        problem for each in settings for problem in (*problems_of(each, folder=folder), *lost_secrets(each, os.environ))
+    ]
     if problems:
         raise UsageError.of(problems)
     if not JobPaths(found.folder).records.exists():
         raise UsageError(f"job {found.id} has no records", hint="scripts that call `dsrun.initialize` leave some")
-    for each in settings:
-        _export(found, each, begins_anew=again or output is not None)
+    here = os.getcwd()
+    try:
+        # Stores of packages that lie below the working folder are below the job's.
+        os.chdir(folder)
+        for each in settings:
+            _export(found, each, folder, begins_anew=again or output is not None)
+    finally:
+        os.chdir(here)
     return 0
 
 
@@ -81,11 +91,11 @@ def _defaults(name: str) -> Mapping[str, Any]:
     return getattr(section, name).model_dump(exclude={"enabled"})
 
 
-def _export(job: Job, settings: MonitorSettings, *, begins_anew: bool) -> None:
+def _export(job: Job, settings: MonitorSettings, folder: str, *, begins_anew: bool) -> None:
     if begins_anew:
         StateFile(job.folder, settings).write(MonitorState())
-    run = TrackedRun(job_id=job.id, folder=_folder(job), options=settings.options)
-    feed = Feed(job.folder, settings, run, opener_of(TRACKERS[settings.name].opener))
+    run = TrackedRun(job_id=job.id, folder=folder, options=settings.options)
+    feed = Feed(job.folder, settings, run, opener_of(TRACKERS[settings.name].opener), masker=Masker([os.environ]))
     before = feed.state.offset
     try:
         feed.give()
@@ -96,7 +106,7 @@ def _export(job: Job, settings: MonitorSettings, *, begins_anew: bool) -> None:
             hint="what it took is written down: the same command goes on there",
         ) from problem
     what = "has all records already" if feed.state.offset == before else f"has all steps up to {feed.state.step}"
-    click.echo(f"dsrun: {settings.name} {what} ({destination(settings, job.record.cwd)})", err=True)
+    click.echo(f"dsrun: {settings.name} {what} ({destination(settings, folder)})", err=True)
 
 
 def _folder(job: Job) -> str:

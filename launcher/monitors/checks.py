@@ -17,7 +17,8 @@ from .trackers.registry import TRACKERS, TrackerKind
 def problems_of(
     settings: MonitorSettings, *, folder: str, trackers: Mapping[str, TrackerKind] = TRACKERS
 ) -> list[Problem]:
-    """Returns what is wrong with one tracker: its package is missing, or its folder cannot be written to.
+    """Returns what is wrong with one tracker: its package is missing, its folder cannot be written to, it has a secret
+    that cannot be handed on.
 
     Args:
         settings: Settings of the tracker.
@@ -33,9 +34,38 @@ def problems_of(
                 f"pip install 'dsrun[{kind.extra}]'",
             )
         )
+    problems += [
+        Problem(
+            f"`{settings.name}.{key}` is an address with a password, which dsrun writes into no file",
+            "leave the password to the package's own settings",
+        )
+        for key in settings.without_secrets().left_out
+        if key in settings.options and key not in kind.secrets
+    ]
     if kind.writes_folder:
         problems += _folder_problems(settings, folder)
     return problems
+
+
+def lost_secrets(
+    settings: MonitorSettings, environ: Mapping[str, str], trackers: Mapping[str, TrackerKind] = TRACKERS
+) -> list[Problem]:
+    """Returns what a tracker's settings have lost on their way by a file; without it scalars would go somewhere else.
+
+    Args:
+        settings: Settings of the tracker, as a file had them.
+        environ: Environment of the tracker.
+        trackers: Trackers there are; tests give made-up ones.
+    """
+    variables = trackers[settings.name].secrets
+    return [
+        Problem(
+            f"`{settings.name}.{key}` holds a secret, which is written down nowhere",
+            f"set `{variables[key]}` where dsrun is started" if key in variables else None,
+        )
+        for key in settings.left_out
+        if variables.get(key) not in environ
+    ]
 
 
 def destination(settings: MonitorSettings, folder: str) -> str:
@@ -71,7 +101,11 @@ def _folder_problems(settings: MonitorSettings, folder: str) -> list[Problem]:
     key = f"`{settings.name}.job_name`"
     if path != base and not path.startswith(base.rstrip(os.sep) + os.sep):
         return [Problem(f'{key} is "{job_name}", which is not below `output_path`', "name a folder without `..`")]
-    existing = next(each for each in (Path(path), *Path(path).parents) if each.exists())
+    try:
+        existing = next(each for each in (Path(path), *Path(path).parents) if each.exists())
+    except OSError as error:
+        # A name that is too long, or below a folder that cannot be looked into.
+        return [Problem(f"`{settings.name}` writes into {path}: {(error.strerror or str(error)).lower()}")]
     if not existing.is_dir():
         why = "is no folder"
     elif not os.access(existing, os.W_OK | os.X_OK):

@@ -18,6 +18,7 @@ from dsrun.contract.job_paths import JobPaths
 from dsrun.contract.monitor_records import MonitorSettings
 from dsrun.errors import DsrunError
 
+from ..masking import Masker
 from ..records.follow import RecordFollower
 from .points import Point, PointReader
 from .state import MonitorState, StateFile
@@ -29,6 +30,9 @@ _BATCH = 500
 POLL_S = 1.0
 #: Waits after failures in a row; the last one repeats.
 _RETRY_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+
+#: Letters of what a package says of a failure, which may be the page of a web server.
+_MOST_REASON = 300
 
 _T = TypeVar("_T")
 
@@ -55,13 +59,17 @@ class Feed:
         settings: Settings of the tracker.
         run: The run as the tracker gets to know it; `kept` and `samples` are filled in here.
         opener: Function that opens the tracker.
+        masker: Masker for what a tracker's package says of a failure, which may quote its key.
     """
 
-    def __init__(self, folder: Path, settings: MonitorSettings, run: TrackedRun, opener: Opener) -> None:
+    def __init__(
+        self, folder: Path, settings: MonitorSettings, run: TrackedRun, opener: Opener, *, masker: Masker
+    ) -> None:
         self._records = JobPaths(folder).records
         self._with_timers = settings.with_timers
         self._file = StateFile(folder, settings)
         self._opener = opener
+        self._masker = masker
         self.state = self._file.read()
         self._run = replace(run, kept=self.state.kept)
         #: Engines that train in the process of rank 0, as far as is known; the first one's records are given.
@@ -113,7 +121,7 @@ class Feed:
             return
         try:
             if tracker is not None:
-                _guard(tracker.close)
+                self._guard(tracker.close)
             self.state = replace(self.state, closed=True)
             self._file.write(self.state)
         except OSError as error:
@@ -122,7 +130,7 @@ class Feed:
     def _write(self, points: list[Point]) -> None:
         if self._tracker is None:
             run = replace(self._run, samples=self.state.samples, kept=self.state.kept)
-            self._tracker = _guard(lambda: self._opener(run))
+            self._tracker = self._guard(lambda: self._opener(run))
             # Or a monitor that is killed from here on would begin a second run in the tracker.
             self._file.write(self.state)
         if self._begins:
@@ -132,7 +140,7 @@ class Feed:
             told = points[0].after_samples
             points = [replace(points[0], after_samples=after if told is None else min(after, told)), *points[1:]]
         tracker, given = self._tracker, points
-        _guard(lambda: tracker.write(given))
+        self._guard(lambda: tracker.write(given))
         self._begins = False
 
     def _batches(self) -> Iterator[tuple[list[Point], MonitorState]]:
@@ -158,9 +166,22 @@ class Feed:
         if tracker is not None:
             with suppress(TrackerProblem):
                 # It is the tracker that has failed, which is told already.
-                _guard(tracker.close)
+                self._guard(tracker.close)
         self._reader = PointReader(with_timers=self._with_timers, step=self.state.step)
         self._follower = RecordFollower(self._records, offset=self.state.offset)
+
+    def _guard(self, act: Callable[[], _T]) -> _T:
+        """Does an act of a tracker; whatever its package raises is a problem of the tracker, and of nothing else."""
+        try:
+            return act()
+        except TrackerProblem:
+            raise
+        except DsrunError as error:
+            raise TrackerProblem(self._masker.text(str(error))) from error
+        except (Exception, SystemExit) as error:
+            # Hidden before it is cut: a part of a key is not known for one.
+            text = self._masker.text(" ".join(str(error).split())) or "no reason is given"
+            raise TrackerProblem(f"{type(error).__name__}: {text[:_MOST_REASON]}") from error
 
 
 def follow(
@@ -201,16 +222,3 @@ def follow(
         if word is Word.GONE:
             return
         has_ended = has_ended or word is Word.ENDED
-
-
-def _guard(act: Callable[[], _T]) -> _T:
-    """Does something with a tracker; whatever its package raises is a problem of the tracker, and of nobody else."""
-    try:
-        return act()
-    except TrackerProblem:
-        raise
-    except DsrunError as error:
-        raise TrackerProblem(str(error)) from error
-    except (Exception, SystemExit) as error:
-        text = " ".join(str(error).split()) or "no reason is given"
-        raise TrackerProblem(f"{type(error).__name__}: {text[:300]}") from error

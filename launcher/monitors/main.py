@@ -65,11 +65,12 @@ def main() -> None:
     die_with_parent(order.parent_pid, signal.SIGKILL)
     settings = MonitorSettings.from_json(order.settings)
     words_fd, notes_fd = _own_descriptors(JobPaths(Path(order.folder)).monitor_log(settings.name))
-    note = _Notes(notes_fd, Masker([os.environ]))
+    masker = Masker([os.environ])
+    note = _Notes(notes_fd, masker)
     if os.path.isdir(order.cwd):
         os.chdir(order.cwd)
     run = TrackedRun(job_id=order.job_id, folder=order.cwd, options=settings.options)
-    feed = Feed(Path(order.folder), settings, run, _lazily(order.opener))
+    feed = Feed(Path(order.folder), settings, run, _lazily(order.opener), masker=masker)
     follow(feed, _wait_of(words_fd), note, on_again=order.again)
     # What a package has left running at its end, threads above all, must not keep the process.
     sys.stdout.flush()

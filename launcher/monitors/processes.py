@@ -26,7 +26,7 @@ from dsrun.contract.step_records import STEP_EVENT
 from ..isolated_command import isolated_command
 from ..process_modules import MONITOR
 from ..records.follow import RecordFollower
-from .checks import destination, problems_of
+from .checks import destination, lost_secrets, problems_of
 from .main import END_WORD, Order
 from .state import MonitorState, StateFile
 from .trackers.registry import TRACKERS, TrackerKind
@@ -112,15 +112,9 @@ class MonitorProcesses:
         environment = dict(self._environ)
         for key in public.left_out:
             if key in kind.secrets and key in settings.options:
-                environment.setdefault(kind.secrets[key], settings.options[key])
+                environment[kind.secrets[key]] = settings.options[key]
         self._monitors[settings.name] = _Monitor(settings=public, kind=kind, environment=environment)
         self._notes.put(f"monitor {settings.name}: {destination(public, self._cwd)}")
-        for key in settings.left_out:
-            if kind.secrets.get(key) not in environment:
-                self._notes.put(
-                    f"monitor {settings.name}: `{settings.name}.{key}` of the script's config holds a secret, and is "
-                    f"not handed on; set `{kind.secrets.get(key, key.upper())}` where dsrun is started"
-                )
 
     # --- on the thread
 
@@ -182,6 +176,7 @@ class MonitorProcesses:
         if kind is None or settings.name in self._monitors:
             return
         problems = problems_of(settings, folder=self._cwd, trackers=self._trackers)
+        problems += lost_secrets(settings, self._environ, self._trackers)
         if problems:
             for problem in problems:
                 hint = "" if problem.hint is None else f" ({problem.hint})"

@@ -9,6 +9,7 @@ from typing import Any
 from dsrun.config.load import load
 from dsrun.config.monitors import enabled_monitors
 from dsrun.contract.monitor_records import MonitorSettings
+from dsrun.launcher.masking import Masker
 from dsrun.launcher.monitors.feed import Feed, Word, follow
 from dsrun.launcher.monitors.main import opener_of
 from dsrun.launcher.monitors.trackers.registry import TRACKERS
@@ -42,7 +43,7 @@ def give(job: Path, settings: MonitorSettings, lines: Sequence[Mapping[str, Any]
     job.mkdir(exist_ok=True)
     append_records(job, lines)
     run = TrackedRun(job_id=job_id, folder=str(job.parent), options=settings.options)
-    feed = Feed(job, settings, run, opener_of(TRACKERS[settings.name].opener))
+    feed = Feed(job, settings, run, opener_of(TRACKERS[settings.name].opener), masker=Masker())
     feed.give()
     return feed
 

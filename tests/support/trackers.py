@@ -25,7 +25,8 @@ def settings(given: Path, **options: Any) -> MonitorSettings:
 
     Args:
         given: File that gets what it is given, a JSON list of points a line for each call.
-        options: `blocks`: it never answers; `raises`: it raises as long as a file of that name is there.
+        options: `blocks`: it never answers; `raises`: it raises as long as a file of that name is there; `says`: it
+            raises these words.
     """
     return MonitorSettings(name="made_up", options={"given": str(given), **options})
 
@@ -58,6 +59,8 @@ class MadeUpTracker:
             signal.pause()
         if "raises" in self._options and Path(self._options["raises"]).exists():
             raise ConnectionError("the server at https://ada:hunter2hunter2@tracker/ is down")
+        if "says" in self._options:
+            raise ConnectionError(self._options["says"])
         told = [
             {"step": each.step, "samples": each.samples, "values": dict(each.values), "after": each.after_samples}
             for each in points

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,36 @@ def test_a_job_without_records_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     leave_job(tmp_path / "dsrun" / "jobs", "a", outcome="done", cwd=str(tmp_path))
     assert "job a has no records" in invoke("export", "a", "--to", "csv").stderr
+
+
+def test_a_folder_of_the_job_that_is_gone_is_not_said_to_have_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = leave_job(tmp_path / "dsrun" / "jobs", "a", outcome="done", cwd=str(tmp_path / "gone"))
+    append_records(folder, run_lines(range(1, 3)))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    result = invoke("export", "a", "--to", "csv")
+    assert f"files in {tmp_path}/here/DeepSpeedJobName" in result.stderr
+    assert (tmp_path / "here" / "DeepSpeedJobName" / "Train_Samples_lr.csv").exists()
+
+
+def test_a_failure_of_a_package_is_told_without_the_key_that_it_quotes(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "0123456789abcdef0123"
+    monkeypatch.setenv("COMET_API_KEY", key)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "comet_ml.py").write_text(
+        "import os\nExperimentConfig = dict\n"
+        "def start(**_):\n    raise ValueError(f'{os.getcwd()}: no key {os.environ[\"COMET_API_KEY\"]}')\n"
+    )
+    monkeypatch.delitem(sys.modules, "comet_ml", raising=False)
+    result = invoke("export", "a", "--to", "comet")
+    monkeypatch.delitem(sys.modules, "comet_ml", raising=False)
+    assert (result.exit_code, result.stderr.splitlines()[0]) == (
+        1,
+        f"error: `comet` does not take the records of job a: ValueError: {tmp_path}: no key ***",
+    )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from dsrun.contract.job_paths import JobPaths
+from dsrun.launcher.masking import Masker
 from dsrun.launcher.monitors.feed import Feed, Word, follow
 from dsrun.launcher.monitors.state import StateFile
 from dsrun.launcher.monitors.trackers.tracker import TrackedRun, TrackerProblem
@@ -15,10 +16,10 @@ from support.recorded_runs import append_records, run_lines
 from support.trackers import calls, open_tracker, settings, steps
 
 
-def a_feed(folder: Path, given: Path, **options: object) -> Feed:
+def a_feed(folder: Path, given: Path, *, secrets: Sequence[Mapping[str, str]] = (), **options: object) -> Feed:
     told = settings(given, **options)
     run = TrackedRun(job_id="j1", folder=str(folder), options=told.options)
-    return Feed(folder, told, run, open_tracker)
+    return Feed(folder, told, run, open_tracker, masker=Masker(secrets))
 
 
 def ended_at_once(_timeout_s: float) -> Word:
@@ -73,6 +74,16 @@ def test_a_tracker_that_raises_is_opened_anew_and_catches_up(tmp_path: Path) -> 
     down.unlink()
     feed.give()
     assert steps(tmp_path / "given") == [1, 2, 3, 4, 5]
+
+
+def test_a_key_that_a_long_failure_quotes_is_not_told_in_part(tmp_path: Path) -> None:
+    key = "0123456789abcdef" * 3
+    append_records(tmp_path, run_lines(range(1, 4)))
+    feed = a_feed(tmp_path, tmp_path / "given", secrets=[{"MADE_UP_API_KEY": key}], says=f"{'x' * 280} {key} is no key")
+    with pytest.raises(TrackerProblem) as caught:
+        feed.give()
+    assert key[:8] not in str(caught.value)
+    assert "xxx ***" in str(caught.value)
 
 
 def test_a_run_that_was_begun_is_found_again_though_it_took_nothing_yet(tmp_path: Path) -> None:

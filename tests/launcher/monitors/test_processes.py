@@ -94,12 +94,22 @@ def test_a_monitor_that_is_killed_is_started_again_and_goes_on(tmp_path: Path) -
 
 def test_the_config_of_a_program_gets_its_trackers_by_the_records(tmp_path: Path) -> None:
     monitors = beside(tmp_path, [])
-    record = {"event": MONITORS_EVENT, "time": 1.0, **monitors_fields([settings(tmp_path / "given", api_key="k")])}
-    assert "api_key" not in str(record["monitors"][0]["options"])
+    record = {"event": MONITORS_EVENT, "time": 1.0, **monitors_fields([settings(tmp_path / "given")])}
     append_records(tmp_path, [record, *run_lines(range(1, 4))])
     until(lambda: steps(tmp_path / "given") == [1, 2, 3])
     monitors.finish()
-    assert any("`made_up.api_key` of the script's config holds a secret" in line for line in monitors.notes())
+
+
+def test_a_tracker_whose_secret_a_program_knows_alone_is_not_started(tmp_path: Path) -> None:
+    monitors = beside(tmp_path, [])
+    fields = monitors_fields([settings(tmp_path / "given", api_key="hunter2hunter2")])
+    assert "hunter2" not in str(fields)
+    append_records(tmp_path, [{"event": MONITORS_EVENT, "time": 1.0, **fields}, *run_lines(range(1, 4))])
+    monitors.finish()
+    assert [*monitors.notes()] == [
+        "monitor made_up is not started: `made_up.api_key` holds a secret, which is written down nowhere"
+    ]
+    assert not (tmp_path / "given").exists()
 
 
 def test_no_monitor_outlives_a_front_end_that_is_killed(tmp_path: Path) -> None:
