@@ -135,10 +135,11 @@ class Feed:
             self._file.write(self.state)
         if self._begins:
             # Whatever the tracker was given beyond what is written down, by a monitor that was killed, comes again.
-            before = self.state.samples
-            after = points[0].samples - 1 if before is None else min(before, points[0].samples)
-            told = points[0].after_samples
-            points = [replace(points[0], after_samples=after if told is None else min(after, told)), *points[1:]]
+            first, before = points[0], self.state.samples
+            # A job that goes on from another's checkpoint may evaluate first, at the other's last step.
+            after = first.samples - first.is_step if before is None else min(before, first.samples)
+            told = first.after_samples
+            points = [replace(first, after_samples=after if told is None else min(after, told)), *points[1:]]
         tracker, given = self._tracker, points
         self._guard(lambda: tracker.write(given))
         self._begins = False

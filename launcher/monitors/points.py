@@ -48,6 +48,7 @@ class Point:
         values: Finite scalars by name; at least one.
         after_samples: Samples up to which older points count; None where all do, see [Note: points that are taken
             back].
+        is_step: Whether it is that of an optimizer step; figures of the script have the samples of the step before.
     """
 
     step: int
@@ -55,6 +56,7 @@ class Point:
     time: float
     values: Mapping[str, float]
     after_samples: int | None = None
+    is_step: bool = True
 
 
 class PointReader:
@@ -96,7 +98,8 @@ class PointReader:
                     log = read_log(record)
                     values = _finite(log.values)
                     if values:
-                        yield Point(step=log.step, samples=_samples_of(log), time=log.time, values=values)
+                        samples = _samples_of(log)
+                        yield Point(step=log.step, samples=samples, time=log.time, values=values, is_step=False)
                 case _:
                     pass
         except (KeyError, TypeError, AttributeError):

@@ -53,6 +53,15 @@ def test_jobs_that_each_went_on_from_a_checkpoint_leave_the_files_of_one_job(tmp
     assert contents(tmp_path / "out" / "run") == undisturbed(tmp_path, steps=40)
 
 
+def test_a_job_that_goes_on_and_evaluates_first_keeps_the_step_before_it(tmp_path: Path) -> None:
+    run_to_its_end(tmp_path / "job1", CSV, [run_lines(range(1, 6))], job_id="j1")
+    lines = [log_line({"eval/f1": 0.5}, step=5), *run_lines(range(6, 9))]
+    run_to_its_end(tmp_path / "job2", CSV, [lines], job_id="j2")
+    files = contents(tmp_path / "out" / "run")
+    assert files.pop("eval_f1.csv") == b"step,f1\n80,0.5\n"
+    assert files == undisturbed(tmp_path, steps=8)
+
+
 def test_what_a_killed_monitor_wrote_and_did_not_write_down_is_written_once(tmp_path: Path) -> None:
     job = tmp_path / "job"
     state = StateFile(job, CSV)

@@ -45,3 +45,10 @@ def test_what_a_killed_monitor_wrote_and_did_not_write_down_is_there_once(tmp_pa
     StateFile(job, BOARD).write(written_down)
     run_to_its_end(job, BOARD, [run_lines(range(12, 15), first=False)])
     assert scalars(tmp_path, "Train/Samples/train_loss") == losses(range(1, 15))
+
+
+def test_a_job_that_goes_on_and_evaluates_first_keeps_the_step_before_it(tmp_path: Path) -> None:
+    run_to_its_end(tmp_path / "job1", BOARD, [run_lines(range(1, 6))], job_id="j1")
+    lines = [log_line({"eval/f1": 0.5}, step=5), *run_lines(range(6, 9))]
+    run_to_its_end(tmp_path / "job2", BOARD, [lines], job_id="j2")
+    assert scalars(tmp_path, "Train/Samples/train_loss") == losses(range(1, 9))
