@@ -1,7 +1,7 @@
 """The process of one tracker: reads what to do from stdin, follows the job's records, and tells the front end in lines.
 
 Started by `processes.py`, and dies with it whatever the tracker's package does: the kernel sees to that. What the
-package writes to stdout and stderr goes to a log in the job's folder.
+package writes to stdout and stderr goes to stderr, from where `processes.py` takes it to a log in the job's folder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dsrun.contract.job_paths import JobPaths
 from dsrun.contract.monitor_records import MonitorSettings
 
 from ..masking import Masker
@@ -27,7 +26,6 @@ from .trackers.tracker import TrackedRun
 
 #: Said on stdin once the job has ended.
 END_WORD = b"end\n"
-_MODE = 0o600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +62,7 @@ def main() -> None:
     order = Order(**json.loads(_first_line(0)))
     die_with_parent(order.parent_pid, signal.SIGKILL)
     settings = MonitorSettings.from_json(order.settings)
-    words_fd, notes_fd = _own_descriptors(JobPaths(Path(order.folder)).monitor_log(settings.name))
+    words_fd, notes_fd = _own_descriptors()
     masker = Masker([os.environ])
     note = _Notes(notes_fd, masker)
     if os.path.isdir(order.cwd):
@@ -118,15 +116,13 @@ def _first_line(descriptor: int) -> bytes:
     return bytes(line)
 
 
-def _own_descriptors(log: Path) -> tuple[int, int]:
+def _own_descriptors() -> tuple[int, int]:
     """Moves stdin and stdout out of the way of the tracker's package; returns their new descriptors."""
     words_fd, notes_fd = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, _MODE)
-    for own, standard in ((nothing, 0), (file, 1), (file, 2)):
-        os.dup2(own, standard)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
     os.close(nothing)
-    os.close(file)
     return words_fd, notes_fd
 
 

@@ -1,6 +1,7 @@
 """Trackers beside a job: a process for each, started with it, started again if it dies, and ended with it in time.
 
 All of it happens on one thread, so that a tracker costs the front end nothing; notes are fetched by whoever shows them.
+What a tracker's package writes passes through here into its log, for a key that stands in it must not.
 A process is the child of that thread, which lives until the last of them has ended: see `die_with_parent`.
 """
 
@@ -14,16 +15,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 from dsrun.contract.job_paths import JobPaths
 from dsrun.contract.monitor_records import MONITORS_EVENT, MonitorSettings, read_monitors
 from dsrun.contract.step_records import STEP_EVENT
 
 from ..isolated_command import isolated_command
+from ..jobs.record import APPEND
+from ..masking import Masker
 from ..process_modules import MONITOR
 from ..records.follow import RecordFollower
 from .checks import destination, lost_secrets, problems_of
@@ -35,8 +40,47 @@ from .trackers.registry import TRACKERS, TrackerKind
 PATIENCE_S = 10.0
 #: Between two looks at processes and at records.
 _LOOK_S = 0.5
+#: Read at once, which is what a pipe holds, and of a line without an end.
+_MOST_BYTES = 1 << 16
 #: Waits before a process that died is started again; the last one repeats.
 _AGAIN_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+
+
+class _Pipe:
+    """Lines that come from a process.
+
+    Args:
+        file: End of the pipe; it is closed by whoever has opened it.
+        take: Function that takes whole lines, and what follows the last one at the end.
+    """
+
+    def __init__(self, file: IO[bytes], take: Callable[[list[str]], None]) -> None:
+        self.descriptor = file.fileno()
+        os.set_blocking(self.descriptor, False)
+        self._take = take
+        self._rest = b""
+        self.has_ended = False
+
+    def read(self) -> None:
+        """Takes what is there, as much as a pipe holds; waits for nothing."""
+        try:
+            data = os.read(self.descriptor, _MOST_BYTES)
+        except BlockingIOError:
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._hand_on(lines)
+        self.has_ended = not data
+        if len(self._rest) > _MOST_BYTES:
+            self.end_line()
+
+    def end_line(self) -> None:
+        """Takes what is there of a line for all of it."""
+        rest, self._rest = self._rest, b""
+        self._hand_on([rest] if rest else [])
+
+    def _hand_on(self, lines: list[bytes]) -> None:
+        if lines:
+            self._take([line.decode(errors="replace") for line in lines])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,9 +90,9 @@ class _Monitor:
     process: subprocess.Popen[bytes] | None = None
     deaths: int = 0
     start_at_s: float = 0.0
-    rest: bytes = b""
     done: bool = False
     environment: dict[str, str] = field(default_factory=dict[str, str])
+    pipes: list[_Pipe] = field(default_factory=list["_Pipe"])
 
 
 class MonitorProcesses:
@@ -130,11 +174,11 @@ class MonitorProcesses:
             live = self._live()
             if deadline_s is not None and (not live or now_s >= deadline_s):
                 break
-            descriptors = {process.stdout.fileno(): each for each, process in live if process.stdout is not None}
-            for descriptor in descriptors:
+            pipes = {pipe.descriptor: pipe for each, _ in live for pipe in each.pipes if not pipe.has_ended}
+            for descriptor in pipes:
                 poll.register(descriptor, select.POLLIN)
             ready = poll.poll(self._pause_ms(deadline_s, now_s))
-            for descriptor in descriptors:
+            for descriptor in pipes:
                 poll.unregister(descriptor)
             for descriptor, _ in ready:
                 if descriptor == self._wake_fd:
@@ -144,7 +188,7 @@ class MonitorProcesses:
                     self._start_due(time.monotonic(), is_ending=True)
                     self._say_end()
                 else:
-                    self._read_notes(descriptors[descriptor], descriptor)
+                    pipes[descriptor].read()
             self._collect()
         self._end()
         os.close(self._wake_fd)
@@ -207,7 +251,7 @@ class MonitorProcesses:
                 isolated_command(sys.executable, MONITOR),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 env=monitor.environment,
                 start_new_session=True,
             )
@@ -216,6 +260,12 @@ class MonitorProcesses:
             return
         monitor.process = process
         assert process.stdin is not None, "it is a pipe"
+        assert process.stdout is not None, "it is a pipe"
+        assert process.stderr is not None, "it is a pipe"
+        monitor.pipes = [
+            _Pipe(process.stdout, partial(self._take_notes, monitor)),
+            _Pipe(process.stderr, partial(self._take_log, monitor, Masker([monitor.environment]))),
+        ]
         with suppress(OSError):
             process.stdin.write(order.to_line())
             process.stdin.flush()
@@ -227,17 +277,24 @@ class MonitorProcesses:
                 process.stdin.write(END_WORD)
                 process.stdin.flush()
 
-    def _read_notes(self, monitor: _Monitor, descriptor: int) -> None:
-        *lines, monitor.rest = (monitor.rest + os.read(descriptor, 1 << 16)).split(b"\n")
+    def _take_notes(self, monitor: _Monitor, lines: list[str]) -> None:
         for line in lines:
-            self._notes.put(f"monitor {monitor.settings.name}: {line.decode(errors='replace')}")
+            self._notes.put(f"monitor {monitor.settings.name}: {line}")
+
+    def _take_log(self, monitor: _Monitor, masker: Masker, lines: list[str]) -> None:
+        text = "".join(f"{masker.text(line)}\n" for line in lines)
+        # What a full disk costs here are a package's own words; what it costs the tracker is told by that.
+        with suppress(OSError):
+            descriptor = os.open(JobPaths(self._folder).monitor_log(monitor.settings.name), APPEND, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(text.encode(errors="replace"))
 
     def _collect(self) -> None:
         for each, process in self._live():
             status = process.poll()
             if status is None:
                 continue
-            _close(process)
+            _close(each, process)
             each.process = None
             if status == 0:
                 each.done = True
@@ -256,11 +313,11 @@ class MonitorProcesses:
 
     def _end(self) -> None:
         """Kills what has not ended in time, and tells which tracker does not have all."""
-        for _, process in self._live():
+        for each, process in self._live():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            _close(process)
+            _close(each, process)
         for each in self._monitors.values():
             state = StateFile(self._folder, each.settings).read()
             if not state.closed:
@@ -274,8 +331,13 @@ class MonitorProcesses:
         return f"it has {has}; `dsrun export {self._job_id} --to {monitor.settings.name}` sends the rest"
 
 
-def _close(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
+def _close(monitor: _Monitor, process: subprocess.Popen[bytes]) -> None:
+    """Takes the last words of a process that has ended, and closes its pipes."""
+    for pipe in monitor.pipes:
+        pipe.read()
+        pipe.end_line()
+    monitor.pipes = []
+    for file in (process.stdin, process.stdout, process.stderr):
+        if file is not None:
             with suppress(OSError):
-                pipe.close()
+                file.close()

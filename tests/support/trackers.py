@@ -6,6 +6,7 @@ Functions here are openers, found by name by the process of a monitor: `support.
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,8 +26,8 @@ def settings(given: Path, **options: Any) -> MonitorSettings:
 
     Args:
         given: File that gets what it is given, a JSON list of points a line for each call.
-        options: `blocks`: it never answers; `raises`: it raises as long as a file of that name is there; `says`: it
-            raises these words.
+        options: `prints`: it prints these words; `exits`: it ends the process behind these words; `blocks`: it never
+            answers; `raises`: it raises as long as a file of that name is there; `says`: it raises these words.
     """
     return MonitorSettings(name="made_up", options={"given": str(given), **options})
 
@@ -55,6 +56,11 @@ class MadeUpTracker:
 
     def write(self, points: Sequence[Point]) -> None:
         """Takes points, or does what its options say."""
+        if "prints" in self._options:
+            print(self._options["prints"], end="")
+        if "exits" in self._options:
+            print(self._options["exits"], flush=True)
+            os._exit(3)
         if self._options.get("blocks"):
             signal.pause()
         if "raises" in self._options and Path(self._options["raises"]).exists():

@@ -78,6 +78,23 @@ def test_a_tracker_that_is_down_is_told_once_without_its_secret(tmp_path: Path) 
     assert "ConnectionError: the server at https://ada:***@tracker/ is down" in told[0]
 
 
+def test_what_a_package_prints_is_in_its_log_without_the_key(tmp_path: Path) -> None:
+    append_records(tmp_path, run_lines(range(1, 4)))
+    key = "0123456789abcdef0123"
+    told = settings(tmp_path / "given", prints=f"POST /v1?k with {key}\nand no end")
+    monitors = beside(tmp_path, [told], MADE_UP_API_KEY=key)
+    monitors.finish()
+    assert JobPaths(tmp_path).monitor_log("made_up").read_text() == "POST /v1?k with ***\nand no end\n"
+
+
+def test_a_process_that_ends_at_once_leaves_its_reason_in_the_log(tmp_path: Path) -> None:
+    append_records(tmp_path, run_lines(range(1, 4)))
+    monitors = beside(tmp_path, [settings(tmp_path / "given", exits="out of memory, says the package")])
+    until(lambda: any("exit code 3" in line for line in monitors.notes()))
+    monitors.finish()
+    assert "out of memory, says the package\n" in JobPaths(tmp_path).monitor_log("made_up").read_text()
+
+
 def test_a_monitor_that_is_killed_is_started_again_and_goes_on(tmp_path: Path) -> None:
     append_records(tmp_path, run_lines(range(1, 4)))
     told = settings(tmp_path / "given")
@@ -124,8 +141,7 @@ def test_no_monitor_outlives_a_front_end_that_is_killed(tmp_path: Path) -> None:
     append_records(tmp_path, run_lines(range(1, 4)))
     front_end = subprocess.Popen([sys.executable, "-c", program, str(tmp_path), os.pathsep.join(sys.path)])
     try:
-        log = JobPaths(tmp_path).monitor_log("made_up")
-        until(log.exists)
+        until(lambda: len(psutil.Process(front_end.pid).children()) == 1)
         (monitor,) = psutil.Process(front_end.pid).children()
     finally:
         front_end.send_signal(signal.SIGKILL)
