@@ -38,6 +38,8 @@ from .trackers.registry import TRACKERS, TrackerKind
 
 #: For trackers to take the last steps of a job, and to be closed.
 PATIENCE_S = 10.0
+#: Wait at the end of which nothing is said.
+_SILENT_S = 1.5
 #: Between two looks at processes and at records.
 _LOOK_S = 0.5
 #: Read at once, which is what a pipe holds, and of a line without an end.
@@ -140,13 +142,21 @@ class MonitorProcesses:
             while True:
                 yield self._notes.get_nowait()
 
-    def finish(self) -> None:
-        """Lets the trackers take what is left of an ended job, for so long at most; then none of them runs any more."""
+    def finish(self, note: Callable[[str], None] = lambda _text: None) -> None:
+        """Lets the trackers take what is left of an ended job, for so long at most; then none of them runs any more.
+
+        Args:
+            note: Function that tells a line to the user, who should know what is waited for.
+        """
         if self._waker_fd >= 0:
             os.close(self._waker_fd)
             self._waker_fd = -1
         # Killing what is left, and collecting it, takes a moment more.
-        self._thread.join(self._patience_s + 5.0)
+        self._thread.join(_SILENT_S)
+        if self._thread.is_alive():
+            names = ", ".join(each.settings.name for each in self._monitors.values() if not each.done)
+            note(f"waiting for {names or 'trackers'} to take the last steps, {self._patience_s:g} s at most")
+            self._thread.join(self._patience_s + 5.0)
 
     def _add(self, settings: MonitorSettings) -> None:
         kind = self._trackers.get(settings.name)
@@ -159,6 +169,10 @@ class MonitorProcesses:
                 environment[kind.secrets[key]] = settings.options[key]
         self._monitors[settings.name] = _Monitor(settings=public, kind=kind, environment=environment)
         self._notes.put(f"monitor {settings.name}: {destination(public, self._cwd)}")
+        try:
+            StateFile(self._folder, public).begin()
+        except OSError as error:
+            self._notes.put(f"monitor {settings.name}: {error.filename}: {(error.strerror or str(error)).lower()}")
 
     # --- on the thread
 

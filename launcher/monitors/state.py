@@ -55,6 +55,15 @@ class StateFile:
         value = _read(self._path)
         return MonitorState() if value is None else value[1]
 
+    def begin(self) -> None:
+        """Writes the settings down where there is no file, so that they are found for a tracker that took nothing.
+
+        Raises:
+            OSError: the folder cannot be written to.
+        """
+        if _read(self._path) is None:
+            self.write(MonitorState())
+
     def write(self, state: MonitorState) -> None:
         """Replaces the file.
 

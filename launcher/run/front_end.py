@@ -313,7 +313,7 @@ class FrontEnd:
             outcome = self._run_ranks(monitors)
         finally:
             self._console.close()
-            monitors.finish()
+            monitors.finish(self._console.note)
             for note in monitors.notes():
                 self._console.note(note)
             self._tell(facts.finish(_FACTS_PATIENCE_S))

@@ -15,7 +15,7 @@ import psutil
 from dsrun.contract.job_paths import JobPaths
 from dsrun.contract.monitor_records import MONITORS_EVENT, MonitorSettings, monitors_fields
 from dsrun.launcher.monitors.processes import MonitorProcesses
-from dsrun.launcher.monitors.state import StateFile
+from dsrun.launcher.monitors.state import StateFile, read_settings
 from support.recorded_runs import append_records, run_lines
 from support.trackers import KINDS, settings, steps
 
@@ -60,7 +60,9 @@ def test_a_tracker_that_blocks_for_ever_is_ended_and_told(tmp_path: Path) -> Non
     append_records(tmp_path, run_lines(range(1, 4)))
     monitors = beside(tmp_path, [settings(tmp_path / "given", blocks=True)], patience_s=3.0)
     began_s = time.monotonic()
-    monitors.finish()
+    said: list[str] = []
+    monitors.finish(said.append)
+    assert said == ["waiting for made_up to take the last steps, 3 s at most"]
     assert time.monotonic() - began_s < 6.0
     assert [*monitors.notes()][-1] == (
         "monitor made_up: it has none of the steps; `dsrun export j1 --to made_up` sends the rest"
@@ -75,6 +77,8 @@ def test_a_tracker_that_is_down_is_told_once_without_its_secret(tmp_path: Path) 
     monitors.finish()
     told = [line for line in monitors.notes() if "tried again" in line]
     assert len(told) == 1
+    # Or the rest would go to where the section sends it by default.
+    assert read_settings(tmp_path, "made_up") == settings(tmp_path / "given", raises=str(tmp_path / "down"))
     assert "ConnectionError: the server at https://ada:***@tracker/ is down" in told[0]
 
 
