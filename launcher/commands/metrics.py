@@ -14,6 +14,7 @@ import click
 
 from dsrun.errors import UsageError
 from dsrun.files.atomic import write_atomic
+from dsrun.files.regular import is_replaceable
 
 from ..dashboard.followed_jobs import FollowedJobs
 from ..dashboard.job_metrics import Metric, metrics_of
@@ -24,6 +25,8 @@ from ._follow_log import hosts_by_rank
 
 #: Between two looks at the jobs, and least time between two states of the file.
 _LOOK_S, _FILE_S = 1.0, 5.0
+#: How files of metrics begin, by the first metric that there always is.
+_MARK = b"# HELP dsrun_"
 
 
 @click.command("metrics")
@@ -88,25 +91,42 @@ class _Told:
 
 
 def _keep_file(path: Path, told: _Told, is_over: threading.Event) -> None:
-    """Writes the metrics into a file again and again; removes it at the end."""
+    """Writes the metrics into a file again and again; removes it at the end.
+
+    Raises:
+        UsageError: Something else is there, or it cannot be written.
+    """
     from ..dashboard.open_metrics import metrics_text
 
+    try:
+        is_ours = is_replaceable(path, _MARK)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    if not is_ours:
+        raise UsageError(
+            f"`--textfile {path}`: it is there and no file of dsrun's metrics",
+            hint="name another; it is replaced again and again, and removed at the end",
+        )
     try:
         while True:
             told.take()
             try:
                 write_atomic(path, metrics_text(told.metrics)[0])
             except OSError as error:
-                raise UsageError(
-                    f"`--textfile {path}`: cannot be written: {(error.strerror or str(error)).lower()}",
-                    hint="a file in the folder that node_exporter's `--collector.textfile.directory` names",
-                ) from error
+                raise _unwritable(path, error) from error
             if is_over.wait(_FILE_S):
                 return
     finally:
         # node_exporter would go on telling of jobs that nobody looks at.
         with suppress(OSError):
             path.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"`--textfile {path}`: cannot be written: {(error.strerror or str(error)).lower()}",
+        hint="a file in the folder that node_exporter's `--collector.textfile.directory` names",
+    )
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import click
 
 from dsrun.errors import DsrunError, UsageError
 from dsrun.files.atomic import write_atomic
+from dsrun.files.regular import is_replaceable
 from dsrun.units import format_bytes
 
 from ..jobs.listing import Job, find_job
@@ -78,11 +79,10 @@ def _write(path: Path, data: bytes) -> None:
             if stat.S_ISDIR(mode):
                 raise UsageError(f"{path} is a folder", hint=f"`-o {path / 'report.html'}` writes a file into it")
             raise UsageError(f"{path} is no file", hint="`-o -` writes to stdout")
-        with path.open("rb") as file:
-            if file.read(len(_MARK)) != _MARK and mode and path.stat().st_size:
-                raise UsageError(
-                    f"{path} is there and no report of dsrun", hint="`-o FILE` names another; remove it if it may go"
-                )
+        if not is_replaceable(path, _MARK):
+            raise UsageError(
+                f"{path} is there and no report of dsrun", hint="`-o FILE` names another; remove it if it may go"
+            )
     except FileNotFoundError:
         pass
     except OSError as error:

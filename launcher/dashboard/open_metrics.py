@@ -56,7 +56,9 @@ class _Registry:
         for metric in self._metrics:
             family = families[metric.kind](metric.name, metric.text)
             for labels, value in metric.rows:
-                family.add_sample(metric.full_name, dict(labels), value)
+                # A name may hold bytes that are no UTF-8; one of them would be the end of all answers.
+                known = {label: text.encode(errors="replace").decode() for label, text in labels.items()}
+                family.add_sample(metric.full_name, known, value)
             yield family
 
 
@@ -161,9 +163,10 @@ def serving(host: str, port: int, metrics: Callable[[], Sequence[Metric]]) -> Ge
 def _address(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        reason = str(error) if isinstance(error, UnicodeError) else (error.strerror or str(error)).lower()
         raise UsageError(
-            f"`--host {host}`: there is no such host: {(error.strerror or str(error)).lower()}",
+            f"`--host {host}`: there is no such host: {reason}",
             hint="an address of this machine, such as 127.0.0.1",
         ) from error
     family, _, _, _, address = found[0]

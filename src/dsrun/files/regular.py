@@ -75,3 +75,22 @@ def read_regular(path: str | os.PathLike[str], most_bytes: int | None = None) ->
     """
     with os.fdopen(open_regular(path), "rb") as file:
         return file.read(-1 if most_bytes is None else most_bytes)
+
+
+def is_replaceable(path: str | os.PathLike[str], mark: bytes) -> bool:
+    """Returns whether nothing of anybody else is lost if a file is replaced: it begins so, is empty, or is not there.
+
+    Args:
+        path: the file.
+        mark: bytes with which files of the kind begin that may be replaced.
+
+    Raises:
+        NotRegularError: it is a pipe, a socket, a device or a folder.
+        OSError: it cannot be read.
+    """
+    try:
+        descriptor = open_regular(path)
+    except FileNotFoundError:
+        return True
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(len(mark)) in (mark, b"")

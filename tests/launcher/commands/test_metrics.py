@@ -133,6 +133,7 @@ def test_a_port_that_is_taken_is_told(jobs: Path) -> None:
     ("host", "says"),
     [
         ("no-such-host.invalid", "error: `--host no-such-host.invalid`: there is no such host"),
+        ("a..b", "error: `--host a..b`: there is no such host: encoding with 'idna' codec failed"),
         ("192.0.2.1", "error: metrics cannot be served on 192.0.2.1 port 0: cannot assign requested address"),
     ],
 )
@@ -173,6 +174,18 @@ def test_a_file_that_cannot_be_written_is_told(jobs: Path, tmp_path: Path) -> No
     shown = invoke("metrics", "--textfile", str(tmp_path / "none" / "dsrun.prom"))
     assert shown.exit_code == 2
     assert "cannot be written: no such file or directory" in shown.stderr
+
+
+@pytest.mark.parametrize(("name", "says"), [("notes.txt", "no file of dsrun's metrics"), ("pipe", "it is a fifo")])
+def test_nothing_of_anybody_else_is_replaced_or_removed(jobs: Path, tmp_path: Path, name: str, says: str) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    os.mkfifo(tmp_path / "pipe")
+    with metrics("--textfile", name, state=tmp_path) as process:
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert says in said.decode()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_a_package_that_is_missing_is_named_with_what_installs_it(jobs: Path, tmp_path: Path) -> None:
