@@ -14,6 +14,8 @@ _SECOND_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 
 _TICKS = 6
 #: Values that differ by more are drawn on a logarithmic axis, or the small ones would all lie on the bottom.
 _LOG_RATIO = 50.0
+#: Ends of what an axis shows: from one to the other must be a number too. Values beyond lie on the edge.
+_MOST = 1e300
 #: An axis begins at 0 where that costs no more of its height.
 _TO_ZERO = 0.5
 
@@ -61,9 +63,9 @@ class Axis:
     def place(self, value: float) -> float:
         """Returns where a value lies, from 0 at the beginning to 1 at the end."""
         if self.is_log:
-            value = max(value, self.low)
+            value = min(max(value, self.low), self.high)
             return math.log(value / self.low) / math.log(self.high / self.low)
-        return (value - self.low) / (self.high - self.low)
+        return (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[tuple[float, str]]:
         """Returns the ticks, each a place from 0 to 1 and its text; two of the same text are one."""
@@ -106,8 +108,8 @@ def value_axis(values: Iterable[float], unit: Unit, *, may_be_log: bool = False,
         from_zero: Whether the axis begins at 0 in any case.
     """
     known = list(values)
-    low, high = min(known), max(known)
-    if may_be_log and low > 0 and high / low > _LOG_RATIO:
+    low, high = (min(max(value, -_MOST), _MOST) for value in (min(known), max(known)))
+    if may_be_log and low > 1 / _MOST and high / _LOG_RATIO > low:
         return Axis(low / 1.1, high * 1.1, unit, is_log=True)
     if from_zero or 0 <= low <= _TO_ZERO * high:
         low = min(low, 0.0)

@@ -65,7 +65,10 @@ def test_ticks_stand_at_round_values(axis: Axis, texts: list[str]) -> None:
     assert all(-1e-9 <= place <= 1 + 1e-9 for place, _ in ticks)
 
 
-@pytest.mark.parametrize("values", [[0.0], [5.0], [-3.0, -3.0], [1e-300], [1e300, -1e300], [1.0, 1.0 + 1e-15]])
+@pytest.mark.parametrize(
+    "values",
+    [[0.0], [5.0], [-3.0, -3.0], [1e-300], [1e300, -1e300], [1.7e308, -1.7e308], [1e-320, 1.0], [1.0, 1.0 + 1e-15]],
+)
 def test_any_values_have_an_axis(values: list[float]) -> None:
     axis = value_axis(values, Unit.NUMBER, may_be_log=True)
     assert axis.low < axis.high
