@@ -41,13 +41,15 @@ def loss_plots(run: RecordedRun, figures: RunFigures) -> tuple[Plot, Plot] | Non
     steps = run.steps
     loss, window = steps["loss"], loss_window(len(steps))
     sentence = f"Mean loss of a step, and smoothed over about {window} steps"
-    if math.isfinite(figures.last_loss):
+    if figures.is_loss_lost:
+        sentence += f"; at step {figures.last_step} it is not finite"
+    elif math.isfinite(figures.last_loss):
         sentence += f": {figures.last_loss:.4g} at step {figures.last_step}"
     sentence += "."
     lost = sum(rewind.steps for rewind in run.rewinds)
     if lost:
         sentence += f" {lost} steps were taken again after a failure; the later ones are drawn."
-    mean_loss = smoothed(loss, window)
+    mean_loss = _smoothed_to_its_end(loss, window)
     plots: list[Plot] = []
     begin_s = run.starts[0]["time"] if run.starts else steps["time"][0] if len(steps) else 0.0
     for xs, unit, name in (
@@ -77,6 +79,13 @@ def loss_plots(run: RecordedRun, figures: RunFigures) -> tuple[Plot, Plot] | Non
             return None
         plots.append(plot)
     return plots[0], plots[1]
+
+
+def _smoothed_to_its_end(values: Sequence[float], window: int) -> list[float]:
+    """Returns values smoothed, and NaN behind the last that is there: what is not known does not go on as it was."""
+    means = smoothed(values, window)
+    end = next((at + 1 for at in reversed(range(len(values))) if math.isfinite(values[at])), 0)
+    return [*means[:end], *(math.nan for _ in means[end:])]
 
 
 def optimizer_plots(run: RecordedRun, figures: RunFigures) -> list[Plot]:
@@ -297,8 +306,9 @@ def overlay_plots(runs: Sequence[tuple[str, RecordedRun]]) -> list[Plot]:
     def smooth(run: RecordedRun, values: Sequence[float]) -> list[float]:
         return smoothed(values, loss_window(len(run.steps)))
 
-    by_step = [Line(name, run.steps["step"], smooth(run, run.steps["loss"]), at) for at, name, run in known]
-    by_time = [Line(name, _since_start(run), smooth(run, run.steps["loss"]), at) for at, name, run in known]
+    losses = {at: _smoothed_to_its_end(run.steps["loss"], loss_window(len(run.steps))) for at, _, run in known}
+    by_step = [Line(name, run.steps["step"], losses[at], at) for at, name, run in known]
+    by_time = [Line(name, _since_start(run), losses[at], at) for at, name, run in known]
     has_tokens = all(run.steps.has("tokens_per_s") for _, _, run in known)
     rates = [
         Line(

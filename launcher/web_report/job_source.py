@@ -51,7 +51,7 @@ class JobSource:
     Attributes:
         job: The job.
         run: Records of its training.
-        events: Events of the job, in order of time.
+        events: Events of the job, in order of time; of the exits of an attempt's ranks the first failure alone.
         facts: Things it depends on beside its command; empty where that is not known.
         config: Values of its training config, in order of their paths; empty where it has none.
         config_note: Reason why values of the config are shown as they were written; empty where they were checked.
@@ -102,9 +102,18 @@ def read_source(job: Job, masker: Masker) -> JobSource:
 
 def _events(path: Path) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
+    has_failed = False
     try:
         for event in RecordFollower(path).read():
             if event.get("event") in _TOLD_EVENTS and isinstance(event.get("time"), int | float):
+                if event["event"] == "start":
+                    has_failed = False
+                if event["event"] == "rank_exit":
+                    # The first failure of an attempt is told, the others were stopped for it: of thousands of ranks
+                    # they would take all room.
+                    if not event.get("status") or has_failed:
+                        continue
+                    has_failed = True
                 events.append(event)
                 if len(events) == _MOST_EVENTS:
                     break

@@ -292,7 +292,11 @@ def _cards(figures: RunFigures) -> list[Card]:
         return []
     cards = [Card("step", _step_text(figures))]
     if math.isfinite(figures.last_loss):
-        cards.append(Card("loss", f"{figures.last_loss:.4g}", "smoothed, last step"))
+        value = f"{figures.last_loss:.4g}"
+        if figures.is_loss_lost:
+            cards.append(Card("loss", "not finite", f"last step; {value} before, smoothed"))
+        else:
+            cards.append(Card("loss", value, "smoothed, last step"))
     cards.append(Card("step time", format_duration(figures.step_s), "median"))
     if math.isfinite(figures.tokens_per_s):
         cards.append(Card("tokens a second", format_count(figures.tokens_per_s), "median, all ranks"))

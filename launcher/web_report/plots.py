@@ -25,6 +25,8 @@ COLOURS = 8
 _AREA_BUCKETS = 300
 #: Marks at the foot of a plot that are drawn, of each kind.
 _MOST_MARKS = 300
+#: Bars that are drawn on a lane of a timeline: the last ones.
+_MOST_BARS = 3000
 #: Steps of colour of a heat map.
 HEAT_LEVELS = 8
 
@@ -151,9 +153,9 @@ def line_plot(
     drawn = [(line, pieces) for line in lines if (pieces := thin(line.xs, line.ys, most=most))]
     if not drawn:
         return None
-    points = [point for _, pieces in drawn for piece in pieces for point in piece]
-    values = [value for _, value in points] + [value for _, value in limits]
-    x = _place_axis([place for place, _ in points], x_unit)
+    values = [value for _, pieces in drawn for piece in pieces for _, value in piece] + [value for _, value in limits]
+    # Where a curve ends because nothing is known any more, the plot goes on to the last place.
+    x = _place_axis([place for line, _ in drawn for place in (line.xs[0], line.xs[-1])], x_unit)
     y = value_axis(values, unit, may_be_log=may_be_log, from_zero=from_zero)
     svg = _svg(title)
     _draw_grid(svg, x, y)
@@ -257,7 +259,7 @@ def heat_plot(
         Tick(100 - 100 * (row + 0.5) / len(rows), label) for row, (label, _) in enumerate(rows) if row % every == 0
     ]
     each = math.ceil(len(columns) / 6)
-    x_ticks = [Tick(100 * (at + 0.5) / len(columns), f"{columns[at]:g}") for at in range(0, len(columns), each)]
+    x_ticks = [Tick(100 * (at + 0.5) / len(columns), f"{columns[at]:.0f}") for at in range(0, len(columns), each)]
     return Plot(
         title,
         sentence,
@@ -308,7 +310,11 @@ def lanes_plot(
     height = _SIZE / len(lanes)
     for number, (_, spans) in enumerate(lanes):
         top, bottom = round((number + 0.2) * height), round((number + 0.8) * height)
-        for span in spans[:_MOST_MARKS]:
+        moments = [span for span in spans if span.begin_s == span.end_s]
+        every = math.ceil(len(moments) / _MOST_MARKS)
+        # Of many moments every so many, the last one among them; bars stay whole.
+        bars = [span for span in spans if span.begin_s != span.end_s]
+        for span in [*bars[-_MOST_BARS:], *moments[::-1][:: max(1, every)]]:
             left, right = _across(x, span.begin_s), _across(x, span.end_s)
             if span.end_s > span.begin_s:
                 d, style = f"M{left} {top}H{max(right, round(left + 1.0, 1))}V{bottom}H{left}Z", f"bar {span.style}"

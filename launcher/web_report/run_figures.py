@@ -23,7 +23,8 @@ class RunFigures:
         steps: Number of steps that count.
         last_step: Number of the last step.
         total_steps: Steps of the whole run.
-        last_loss: Loss, smoothed, at the last step.
+        last_loss: Loss, smoothed, at the last step that has one.
+        is_loss_lost: Whether the last step has no loss that is finite, and earlier ones have.
         step_s: Median seconds of a step.
         slow_share: Share of the time that steps took beyond three times the median, saves and evaluations left out.
         tokens_per_s: Median tokens a second.
@@ -34,7 +35,7 @@ class RunFigures:
         skipped: Number of steps whose update was not taken.
         padding: Share of the tokens that are padding.
         lost_s: Seconds lost to failures: restarts, and steps that were taken again.
-        whole_s: Seconds from the first step to the last.
+        whole_s: Seconds from the first start to the last step.
         peak_bytes: Most bytes by tier, over the ranks where that is known.
         shares: Share of the time by phase, and in `waits` and `pipeline_wait`, which are parts of the phases.
     """
@@ -43,6 +44,7 @@ class RunFigures:
     last_step: int = 0
     total_steps: float = math.nan
     last_loss: float = math.nan
+    is_loss_lost: bool = False
     step_s: float = math.nan
     slow_share: float = math.nan
     tokens_per_s: float = math.nan
@@ -66,12 +68,14 @@ def figures_of(run: RecordedRun) -> RunFigures:
     seconds, times = steps["seconds"], steps["time"]
     step_s = median(seconds)
     loss = smoothed(steps["loss"], loss_window(len(steps)))
-    padded = _total(steps["tokens_padded"])
+    # Of an attempt of which no step was kept the time is lost too, so it is a part of the whole.
+    begin_s = min([times[0] - seconds[0], *(start["time"] for start in run.starts[:1])])
     return RunFigures(
         steps=len(steps),
         last_step=int(steps["step"][-1]),
         total_steps=steps["total_steps"][-1],
         last_loss=loss[-1],
+        is_loss_lost=math.isfinite(loss[-1]) and not math.isfinite(steps["loss"][-1]),
         step_s=step_s,
         slow_share=_slow_share(run, step_s),
         tokens_per_s=median(steps["tokens_per_s"]),
@@ -80,9 +84,9 @@ def figures_of(run: RecordedRun) -> RunFigures:
         hardware_tflops=median(steps["hardware_tflops"]),
         mfu=median(steps["mfu"]),
         skipped=sum(1 for applied in steps["applied"] if applied == 0),
-        padding=1 - _padded_tokens(run) / padded if padded > 0 else math.nan,
+        padding=_padding(run),
         lost_s=sum(max(0.0, gap.seconds - step_s) for gap in run.gaps),
-        whole_s=times[-1] - times[0] + seconds[0],
+        whole_s=times[-1] - begin_s,
         peak_bytes=_peaks(run),
         shares=_shares(run),
     )
@@ -108,10 +112,11 @@ def _total(values: Sequence[float]) -> float:
     return math.fsum(value for value in values if math.isfinite(value))
 
 
-def _padded_tokens(run: RecordedRun) -> float:
-    """Returns the tokens without padding of those steps that tell both."""
-    pairs = zip(run.steps["tokens"], run.steps["tokens_padded"], strict=True)
-    return math.fsum(tokens for tokens, padded in pairs if math.isfinite(tokens) and math.isfinite(padded))
+def _padding(run: RecordedRun) -> float:
+    """Returns the share of the tokens that are padding; a step that tells of none has none."""
+    pairs = [each for each in zip(run.steps["tokens"], run.steps["tokens_padded"], strict=True) if each[0] == each[0]]
+    whole = math.fsum(padded if padded == padded else tokens for tokens, padded in pairs)
+    return 1 - math.fsum(tokens for tokens, _ in pairs) / whole if whole > 0 else math.nan
 
 
 def _settled(values: Sequence[float]) -> Sequence[float]:

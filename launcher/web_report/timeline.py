@@ -41,17 +41,9 @@ def happenings(events: Sequence[Mapping[str, Any]], created: datetime) -> list[H
         created: Time when the job was made.
     """
     rows: list[Happening] = []
-    has_failed = False
     for event in events:
         at_s = event["time"] - created.timestamp()
         clock = datetime.fromtimestamp(event["time"], created.tzinfo).strftime("%Y-%m-%d %H:%M:%S")
-        if event["event"] == "start":
-            has_failed = False
-        if event["event"] == "rank_exit":
-            # The first failure of an attempt is told; the others were stopped for it.
-            if not event.get("status") or has_failed:
-                continue
-            has_failed = True
         text = _text(event)
         if text:
             rows.append(Happening(at_s, clock, text, event["event"] in _BAD))
@@ -179,15 +171,8 @@ def _checkpoint(record: Mapping[str, Any], begin_s: float) -> Span:
 
 def _moments(events: Sequence[Mapping[str, Any]], begin_s: float, names: set[str], style: str) -> list[Span]:
     spans: list[Span] = []
-    has_failed = False
     for event in events:
-        if event["event"] == "start":
-            has_failed = False
         if event["event"] in names:
-            if event["event"] == "rank_exit":
-                if not event.get("status") or has_failed:
-                    continue
-                has_failed = True
             at_s = event["time"] - begin_s
             spans.append(Span(at_s, at_s, style, _text(event)))
     return spans

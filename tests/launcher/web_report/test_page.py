@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.contract.environment import CHECKPOINT_EVENT
+from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.jobs.listing import read_job
 from dsrun.launcher.masking import Masker
 from dsrun.launcher.web_report.job_source import read_source
@@ -190,6 +192,36 @@ def test_losses_that_are_not_finite_leave_a_gap_and_a_mark(tmp_path: Path) -> No
     (mark,) = [each for each in svg.iter("path") if "missing" in (each.get("class") or "")]
     assert (raw.get("d") or "").count("M") == 2
     assert (mark.get("d") or "").count("M") == 10
+
+
+def test_a_loss_that_stays_lost_is_not_told_as_the_last_one_that_was_known(tmp_path: Path) -> None:
+    folder = leave_job(tmp_path, "odd", outcome="done")
+    lost = [step_line(a_step(step, **({"loss": None} if step > 50 else {}))) for step in range(1, 101)]
+    append_records(folder, [start_line(), *lost])
+    text = page(folder)
+    assert "not finite last step; 3." in " ".join(checked(text).text.split())
+    (svg, *_) = svgs_of(text)
+    (smooth,) = [each for each in svg.iter("path") if each.get("data-series") == "smoothed"]
+    (mark,) = [each for each in svg.iter("path") if "missing" in (each.get("class") or "")]
+    assert (mark.get("d") or "").count("M") == 50
+    x_of_last = float((smooth.get("d") or "").split()[-2])
+    assert x_of_last == pytest.approx(1000 * 49 / 99, abs=0.1)
+
+
+def test_a_timeline_has_the_last_of_very_many_checkpoints_and_failures(tmp_path: Path) -> None:
+    folder = leave_job(tmp_path, "long", outcome="failed", failure=["rank 3 ended with exit code 1"])
+    saved = [{"event": CHECKPOINT_EVENT, "time": NOW.timestamp() + at, "step": at} for at in range(1000)]
+    append_records(folder, [start_line(), *saved])
+    exits = [(rank, 0) for rank in range(20_000)] + [(3, 1), (4, -15)]
+    with JobPaths(folder).events.open("w") as file:
+        for at, (rank, status) in enumerate(exits):
+            event = {"event": "rank_exit", "time": NOW.timestamp() + at, "rank": rank, "status": status}
+            file.write(json.dumps(event) + "\n")
+    text = page(folder)
+    assert "checkpoint of step 999<" in text
+    assert 100 < text.count("checkpoint of step") <= 300
+    assert "rank 3 exited with code 1" in text.split('id="timeline"')[1]
+    assert "rank 4" not in text
 
 
 def test_records_of_another_version_are_told(tmp_path: Path) -> None:
