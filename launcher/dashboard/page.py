@@ -139,6 +139,7 @@ def _head(view: RunView) -> Iterator[_Row]:
     parts += [] if ran_s is None else [f"ran {short_duration(ran_s)}"]
     parts += [f"{view.restarts} restart{'s' if view.restarts > 1 else ''}"] if view.restarts else []
     parts += [f"first of {figures.engines} engines"] if figures.engines > 1 else []
+    parts += [f"{figures.unread} records damaged or of another version"] if figures.unread else []
     parts += [] if figures.is_complete else [f"{100 * figures.share_read:.0f}% of its records read"]
     text = Text("  ".join(parts), style="bold")
     text.highlight_words([job.state.value], style=_STATE_STYLES.get(job.state.value, "bold"))

@@ -40,6 +40,8 @@ _KNOWN_SKIPPED = 10_000
 MOST_LOGGED = 50
 #: Fields that every record of a step has, as `read_step` wants them.
 _ALWAYS = ("step", "time", "seconds", "samples", "lr", "applied")
+#: Size of a loss from which on it is not drawn: beyond it a sum or a difference of two need not be a number.
+_MOST_DRAWN = 1e300
 #: Records between two looks at the clock.
 _LOOK_EVERY = 64
 
@@ -119,7 +121,8 @@ class RunFigures:
         for number, record in enumerate(self._follower.read(), start=1):
             try:
                 self._take(record)
-            except (KeyError, TypeError):
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+                # Of another version, or damaged, as in `web_report/recorded_run.py`.
                 self.unread += 1
             if number % _LOOK_EVERY == 0 and self._clock() >= until_s:
                 self.is_complete = False
@@ -150,12 +153,14 @@ class RunFigures:
 
     def _take_step(self, step: _LastStep) -> None:
         fields = step.fields
+        loss, traffic = fields.get("loss"), dict(fields.get("traffic") or {})
+        is_drawn = loss is not None and abs(loss) < _MOST_DRAWN
         before = self._recent[-1] if self._recent else None
         if before is not None and step.step <= before.step:
             self._rewind(step.step)
             before = self._recent[-1] if self._recent else None
         self._recent.append(step)
-        if (loss := fields.get("loss")) is not None:
+        if is_drawn:
             self.loss.add(step.step, loss)
         rate = fields.get("tokens_per_s")
         if rate is None and before is not None:
@@ -165,10 +170,13 @@ class RunFigures:
         if not fields["applied"]:
             self.skipped += 1
             self._skipped_at.append(step.step)
-        for axis, nbytes in fields.get("traffic", {}).items():
+        for axis, nbytes in traffic.items():
             self.traffic[axis] = self.traffic.get(axis, 0) + nbytes
 
     def _take_log(self, record: LogRecord) -> None:
+        for value in record.values.values():
+            if value is not None:
+                math.isfinite(value)  # raises where it is no number, or none that a float holds
         for name in record.values:
             self.logged.pop(name, None)
             self.logged[name] = record
@@ -196,6 +204,7 @@ class _LastStep:
 
     Raises:
         KeyError: one is missing.
+        TypeError, ValueError, OverflowError: one is no number, or not finite.
     """
 
     __slots__ = ("_record", "fields", "step")
@@ -203,6 +212,8 @@ class _LastStep:
     def __init__(self, fields: Mapping[str, Any]) -> None:
         if missing := [name for name in _ALWAYS if name not in fields]:
             raise KeyError(*missing)
+        if not all(math.isfinite(fields[name]) for name in _ALWAYS):
+            raise ValueError(_ALWAYS)
         self.step: int = fields["step"]
         self.fields = fields
         self._record: StepRecord | None = None

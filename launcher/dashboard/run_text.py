@@ -67,6 +67,7 @@ def view_json(view: RunView) -> dict[str, Any]:
         "job": job_json(view.job, step=None if last is None else last.step, now=now),
         "restarts": view.restarts,
         "engines": figures.engines,
+        "unread_records": figures.unread,
         "lost_steps": figures.lost_steps,
         "skipped_steps": figures.skipped,
         "last_step": None if last is None else {"time": last.time, **step_fields(last)},

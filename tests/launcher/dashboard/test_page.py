@@ -168,6 +168,11 @@ def test_a_terminal_without_unicode_gets_ascii(folder: Path) -> None:
     assert all(row.isascii() for row in drawn(view_of(folder), ascii_only=True, columns=70))
 
 
+def test_records_that_were_passed_over_are_told(folder: Path) -> None:
+    append_records(folder, [*run_lines(range(1, 5)), {"event": "step", "step": 5}])
+    assert "1 records damaged or of another version" in drawn(view_of(folder), columns=120)[0]
+
+
 def test_of_records_that_are_still_read_the_page_says_how_many(folder: Path) -> None:
     leave_whole_run(folder)
     job = read_job(folder)

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.dashboard.run_figures import MOST_LOGGED, RECENT_STEPS, RunFigures
@@ -92,6 +96,31 @@ def test_records_of_another_version_are_counted_and_passed_over(tmp_path: Path) 
     figures = RunFigures(tmp_path)
     figures.read()
     assert (figures.unread, len(figures.recent)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {**step_line(a_step(3)), "step": "3"},
+        {**step_line(a_step(3)), "time": math.inf},
+        {**step_line(a_step(3)), "loss": "2"},
+        {**step_line(a_step(3)), "traffic": [1]},
+        log_line({"reward": 10**400}, step=2),
+        log_line({"reward": "high"}, step=2),  # type: ignore[dict-item]
+    ],
+)
+def test_a_damaged_record_is_counted_and_ends_no_page(tmp_path: Path, damaged: dict[str, Any]) -> None:
+    append_records(tmp_path, [step_line(a_step(2)), damaged])
+    figures = RunFigures(tmp_path)
+    figures.read()
+    assert (figures.unread, [each.step for each in figures.recent], figures.logged) == (1, [2], {})
+
+
+def test_a_loss_beyond_what_can_be_drawn_has_no_point(tmp_path: Path) -> None:
+    append_records(tmp_path, [step_line(a_step(step, loss=(-1) ** step * 1.7e308)) for step in (1, 2)])
+    figures = RunFigures(tmp_path)
+    figures.read()
+    assert (figures.loss.points(), figures.last) == ([], a_step(2, loss=1.7e308))
 
 
 def test_of_several_engines_in_one_script_the_first_one_counts(tmp_path: Path) -> None:
