@@ -131,7 +131,7 @@ class RunFigures:
 
     def _take(self, record: Mapping[str, Any]) -> None:
         if engine := record.get("engine", 0):
-            # As in `records/run_history.py`: steps of an actor and its critic in one curve would be none's.
+            # As in `records/recorded_run.py`: steps of an actor and its critic in one curve would be none's.
             self.engines = max(self.engines, engine + 1)
             return
         match record.get("event"):
