@@ -173,7 +173,7 @@ def _loss_row(trend: LossTrend, *, has_loss: bool) -> Text:
         row.append("not finite" if has_loss else "not known", style="bold")
     if trend.smoothed is not None:
         row.append(f"  smoothed {trend.smoothed:.4g}")
-    if trend.change is not None:
+    if trend.change is not None and trend.last is not None:
         change = "" if trend.word == "level" else f" {100 * abs(trend.change):.1f}% in 50 steps"
         row.append(f"  {trend.word}{change}")
     return row

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from dsrun.contract.job_paths import JobPaths
 
+from ..jobs.facts import memory_sizes
 from ..jobs.listing import Job, JobState, read_job
 from ..jobs.progress import doing_now
 from ..machine.gpus.usage import GpuNow, gpus_now
@@ -148,16 +148,12 @@ class RunWatcher:
 
 
 def read_memory_total(folder: Path) -> Mapping[str, int]:
-    """Returns the bytes that a GPU and the front end's host have, as the job wrote them down; empty before it has.
+    """Returns the bytes that a GPU and the front end's host have by tier, as the job wrote them down; empty before.
 
     Args:
         folder: folder of the job.
     """
     try:
-        probe: Any = json.loads(JobPaths(folder).machine.read_bytes())["probe"]
-        gpus = [gpu["memory_total_bytes"] for gpu in probe["gpus"] if gpu["memory_total_bytes"]]
-        host = probe["memory"]["total_bytes"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return memory_sizes(json.loads(JobPaths(folder).machine.read_bytes())["probe"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-    # The smallest one is full first.
-    return {**({"gpu": min(gpus)} if gpus else {}), **({"cpu": host} if host else {})}

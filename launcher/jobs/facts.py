@@ -103,6 +103,22 @@ class FactsWriter:
             self._problem = f"{self._path.name} is not written: {(error.strerror or str(error)).lower()}"
 
 
+def memory_sizes(probe: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the bytes that a tier has at most, as far as they are known.
+
+    Args:
+        probe: report of a host, from `machine.json`.
+
+    Returns:
+        `gpu`: memory of the smallest GPU that can be used, for that is full first; `cpu`: memory of the host, or the
+        limit of its cgroup if that is less.
+    """
+    gpus = [gpu.get("memory_total_bytes") for gpu in probe.get("gpus") or () if gpu.get("usable", True)]
+    memory: Mapping[str, Any] = probe.get("memory") or {}
+    hosts = [memory.get(name) for name in ("total_bytes", "cgroup_limit_bytes")]
+    return {tier: min(known) for tier, sizes in (("gpu", gpus), ("cpu", hosts)) if (known := list(filter(None, sizes)))}
+
+
 def digest_of_file(path: Path) -> str | None:
     """Returns the SHA-256 of a file's bytes; None where it cannot be read."""
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from dsrun.contract.step_records import PHASES
 from dsrun.contract.wait_records import MOST_RANKS
@@ -202,17 +202,15 @@ def _commonest(ranks: Sequence[float]) -> str:
     return f"{rank} ({100 * known.count(rank) // len(known)}% of the time)"
 
 
-def memory_plots(run: RecordedRun, figures: RunFigures, *, device_bytes: float, host_bytes: float) -> list[Plot]:
+def memory_plots(run: RecordedRun, figures: RunFigures, sizes: Mapping[str, float]) -> list[Plot]:
     """Returns memory by tier.
 
     Args:
         run: Records of the run.
         figures: Figures of the run.
-        device_bytes: Memory of the smallest device; NaN where it is not known.
-        host_bytes: Memory of the first host; NaN where it is not known.
+        sizes: Bytes that a tier has at most, where they are known.
     """
     plots: list[Plot | None] = []
-    sizes = {"gpu": device_bytes, "cpu": host_bytes}
     for number, name in enumerate(run.steps.names("memory.")):
         tier = name.removeprefix("memory.")
         title = f"Memory: {_TIER_NAMES.get(tier, tier)}"

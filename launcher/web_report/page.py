@@ -23,6 +23,7 @@ from dsrun import __version__
 from dsrun.units import format_bytes, format_count, format_duration, format_list
 
 from ..jobs.description import Row, end_rows, hardware_rows, job_rows, plan_rows, software_rows
+from ..jobs.facts import memory_sizes
 from ..jobs.listing import Job
 from ..jobs.text import command_text, short_duration, state_text, took_s
 from ..masking import Masker
@@ -184,7 +185,7 @@ def _job_part(source: JobSource, now: datetime) -> JobPart:
     job, run = source.job, source.run
     figures = figures_of(run)
     probe: dict[str, Any] = source.facts.get("probe") or {}
-    device_bytes, host_bytes = _device_bytes(probe), _host_bytes(probe)
+    sizes = memory_sizes(probe)
     created = job.record.created
     verdict: Sequence[str] = (job.outcome or {}).get("failure") or ()
     until_s = (job.ended or now).timestamp() - created.timestamp() if job.ended or job.state.is_live else None
@@ -202,7 +203,7 @@ def _job_part(source: JobSource, now: datetime) -> JobPart:
         Section(
             name="memory",
             heading="Memory",
-            plots=memory_plots(run, figures, device_bytes=device_bytes, host_bytes=host_bytes),
+            plots=memory_plots(run, figures, sizes),
         ),
         Section(name="traffic", heading="Traffic", plots=present([traffic_plot(run)]), is_wide=True),
         Section(name="optimizer", heading="Optimizer", plots=optimizer_plots(run, figures)),
@@ -221,7 +222,7 @@ def _job_part(source: JobSource, now: datetime) -> JobPart:
         verdict=verdict,
         notes=_notes(source),
         cards=_cards(figures),
-        findings=findings_of(figures, run.last_waits, device_bytes=device_bytes) if figures.steps else (),
+        findings=_findings(source, figures) if figures.steps else (),
         loss=loss_plots(run, figures),
         timeline=timeline_plot(
             source.events,
@@ -247,6 +248,11 @@ def _job_part(source: JobSource, now: datetime) -> JobPart:
             ("end", "End", list(end_rows(job))),
         ],
     )
+
+
+def _findings(source: JobSource, figures: RunFigures) -> list[Finding]:
+    sizes = memory_sizes(source.facts.get("probe") or {})
+    return findings_of(figures, source.run.last_waits, device_bytes=sizes.get("gpu", math.nan))
 
 
 def _summary(job: Job, now: datetime, figures: RunFigures) -> str:
@@ -346,10 +352,7 @@ def _several_part(sources: Sequence[JobSource], now: datetime) -> SeveralPart:
         else "Not all of these jobs have a config that can be read.",
         facts=fact_rows(sources),
         findings=[
-            (
-                name,
-                findings_of(each, source.run.last_waits, device_bytes=_device_bytes(source.facts.get("probe") or {})),
-            )
+            (name, _findings(source, each))
             for name, source, each in zip(names, sources, figures, strict=True)
             if each.steps
         ],
@@ -360,15 +363,3 @@ def _short_names(ids: Sequence[str]) -> list[str]:
     """Returns the ids without what all of them begin with, where that is a date; whole if two would be alike."""
     short = [job_id.rpartition("-")[2] if job_id[:8].isdecimal() else job_id for job_id in ids]
     return short if len(set(short)) == len(short) else list(ids)
-
-
-def _device_bytes(probe: dict[str, Any]) -> float:
-    """Returns the memory of the smallest device that can be used; NaN where none is known."""
-    sizes = [gpu.get("memory_total_bytes") for gpu in probe.get("gpus") or () if gpu.get("usable")]
-    return min((float(size) for size in sizes if size), default=math.nan)
-
-
-def _host_bytes(probe: dict[str, Any]) -> float:
-    memory: dict[str, Any] = probe.get("memory") or {}
-    size = memory.get("usable_bytes")
-    return float(size) if size else math.nan

@@ -123,12 +123,13 @@ def test_only_what_is_known_is_told(folder: Path) -> None:
 
 def test_what_is_not_finite_is_told_so(folder: Path) -> None:
     steps = [
-        a_step(1),
-        a_step(2, loss=None, grad_norm=None, applied=False, loss_scale=1024.0, non_finite="head.weight"),
+        *map(a_step, range(1, 120)),
+        a_step(120, loss=None, grad_norm=None, applied=False, loss_scale=1024.0, non_finite="head.weight"),
     ]
     append_records(folder, map(step_line, steps))
     rows = drawn(view_of(folder), columns=100)
-    assert row_of(rows, "loss").startswith("not finite")
+    assert row_of(rows, "loss").startswith("not finite  smoothed ")
+    assert "falling" not in row_of(rows, "loss"), "of what is lost nobody knows where it goes"
     assert row_of(rows, "update") == ("lr 0.0003  gradient of head.weight not finite  loss scale 1024  1 step skipped")
 
 

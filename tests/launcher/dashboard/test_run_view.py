@@ -64,6 +64,10 @@ def test_the_memory_of_the_machine_is_what_the_job_wrote_down(tmp_path: Path) ->
     gpus = [{"memory_total_bytes": total} for total in (9, 8, None)]
     write_json(JobPaths(tmp_path).machine, {"probe": {"gpus": gpus, "memory": {"total_bytes": None}}})
     assert read_memory_total(tmp_path) == {"gpu": 8}
+    gpus = [{"memory_total_bytes": 9, "usable": True}, {"memory_total_bytes": 4, "usable": False}]
+    memory = {"total_bytes": 512, "cgroup_limit_bytes": 16, "usable_bytes": 12}
+    write_json(JobPaths(tmp_path).machine, {"probe": {"gpus": gpus, "memory": memory}})
+    assert read_memory_total(tmp_path) == {"gpu": 9, "cpu": 16}, "as a container has it"
 
 
 def test_a_line_says_how_far_and_how_fast_a_job_is(tmp_path: Path) -> None:
