@@ -34,7 +34,15 @@ def job_rows(job: Job) -> Iterator[Row]:
 
 
 def plan_rows(job: Job) -> Iterator[Row]:
-    """Yields what was started on which hosts."""
+    """Yields what was started on which hosts; of a plan of another version, as far as it is understood."""
+    try:
+        yield from _rows_of_plan(job)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        # Plans are kept as they were, see `JobRecord.plan`.
+        yield "plan", "of another version of dsrun; job.json has it"
+
+
+def _rows_of_plan(job: Job) -> Iterator[Row]:
     record, plan = job.record, job.record.plan
     program: dict[str, Any] = plan.get("program") or {}
     if program:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -222,6 +223,12 @@ def test_a_timeline_has_the_last_of_very_many_checkpoints_and_failures(tmp_path:
     assert 100 < text.count("checkpoint of step") <= 300
     assert "rank 3 exited with code 1" in text.split('id="timeline"')[1]
     assert "rank 4" not in text
+
+
+@pytest.mark.parametrize("plan", [{"program": {"target": "train.py"}}, {"nodes": [{"workers": []}]}])
+def test_a_plan_of_another_version_is_told(tmp_path: Path, plan: dict[str, Any]) -> None:
+    folder = leave_job(tmp_path, "old", outcome="done", plan=plan)
+    assert "of another version of dsrun; job.json has it" in checked(page(folder)).text
 
 
 def test_records_of_another_version_are_told(tmp_path: Path) -> None:
