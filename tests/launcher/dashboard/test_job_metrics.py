@@ -71,7 +71,10 @@ def test_what_is_not_known_has_no_series_and_what_is_not_finite_is_nan(tmp_path:
         append_records(folder, [step_line(bare)])
         names = {metric.name for metric in metrics_of([view_of(folder)])}
         assert not names & {"dsrun_loss", "dsrun_grad_norm", "dsrun_tokens_per_second", "dsrun_model_tflops"}
-        append_records(folder, map(step_line, [a_step(2), a_step(3, loss=None, grad_norm=None)]))
+        second = replace(bare, step=2, samples=32)
+        append_records(folder, [step_line(second)])
+        assert value_of(metrics_of([view_of(folder)]), "dsrun_samples_per_second") == pytest.approx(16 / 0.05)
+        append_records(folder, map(step_line, [a_step(3), a_step(4, loss=None, grad_norm=None)]))
         metrics = metrics_of([view_of(folder)])
         assert math.isnan(value_of(metrics, "dsrun_loss"))
         assert math.isnan(value_of(metrics, "dsrun_grad_norm"))
