@@ -16,6 +16,8 @@ _TICKS = 6
 _LOG_RATIO = 50.0
 #: Ends of what an axis shows: from one to the other must be a number too. Values beyond lie on the edge.
 _MOST = 1e300
+#: Share of a value by which sums of the same numbers may differ.
+_NOISE = 1e-12
 #: An axis begins at 0 where that costs no more of its height.
 _TO_ZERO = 0.5
 
@@ -113,7 +115,7 @@ def value_axis(values: Iterable[float], unit: Unit, *, may_be_log: bool = False,
         return Axis(low / 1.1, high * 1.1, unit, is_log=True)
     if from_zero or 0 <= low <= _TO_ZERO * high:
         low = min(low, 0.0)
-    if low == high:
+    if high - low <= _NOISE * max(abs(low), abs(high)):
         pad = abs(high) / 10 or 1.0
         low, high = (low, high + pad) if low == 0 else (low - pad, high + pad)
     room = (high - low) / 20

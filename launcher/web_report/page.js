@@ -32,7 +32,8 @@
   };
   const points = path => {
     if (!path.points) {
-      const numbers = path.getAttribute("d").match(/-?[\d.]+/g).map(Number);
+      // What makes a dot of a single point (h0) is no point.
+      const numbers = path.getAttribute("d").replaceAll("h0", "").match(/-?[\d.]+/g).map(Number);
       const all = [];
       for (let at = 0; at + 1 < numbers.length; at += 2) all.push([numbers[at], numbers[at + 1]]);
       path.points = all;

@@ -76,6 +76,12 @@ def test_any_values_have_an_axis(values: list[float]) -> None:
     assert len(axis.ticks()) < 20
 
 
+def test_values_that_differ_by_rounding_alone_are_a_line_in_the_middle() -> None:
+    axis = value_axis([3.0, 3.0000000000000004], Unit.NUMBER)
+    assert axis.place(3.0) == pytest.approx(0.5)
+    assert len({text for _, text in axis.ticks()}) > 2
+
+
 def test_losses_that_differ_by_decades_are_drawn_on_a_logarithmic_axis() -> None:
     assert value_axis([0.01, 9.0], Unit.NUMBER, may_be_log=True).is_log
     assert not value_axis([-1.0, 9.0], Unit.NUMBER, may_be_log=True).is_log

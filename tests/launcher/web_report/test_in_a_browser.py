@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from support.cli import invoke
+from support.job_records import leave_job
+from support.recorded_runs import a_step, append_records, step_line
 from support.report_jobs import leave_trained_job
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -88,9 +90,13 @@ def test_pages_ask_for_nothing_and_their_plots_have_a_size(tmp_path: Path, monke
         leave_trained_job(jobs, job_id, steps=200, fails_at=150 if number == 1 else None, seed=number)
     assert invoke("report", "first").exit_code == 0
     assert invoke("report", "first", "second", "third").exit_code == 0
+    gaps = leave_job(jobs, "gaps", outcome="done")
+    losses = [(step, 3 + step / 100 if step % 2 else None) for step in range(1, 101)]
+    append_records(gaps, [step_line(a_step(step, loss=loss)) for step, loss in losses])
+    assert invoke("report", "gaps").exit_code == 0
     Path("control.html").write_text(CONTROL)
     pages = [("first.html", WIDE), ("first.html", NARROW), ("jobs.html", WIDE), ("jobs.html", NARROW)]
-    (*ours, control), console = measured(tmp_path, [*pages, ("control.html", WIDE)])
+    (*ours, with_gaps, control), console = measured(tmp_path, [*pages, ("gaps.html", WIDE), ("control.html", WIDE)])
     assert control["requests"] == 1
     assert [line for line in console if "heard" not in line and "x.png" not in line and "127.0.0.1:9" not in line] == []
     assert any("heard" in line for line in console)
@@ -102,5 +108,6 @@ def test_pages_ask_for_nothing_and_their_plots_have_a_size(tmp_path: Path, monke
         assert all(across >= 200 and down >= 60 for across, down in page["plots"]), page["plots"]
         assert page["hidden"] == 1, "a click on the legend hides a series"
         assert len(page["told"]) == 1, "values are told under the pointer"
+    assert "\nloss  3.51\n" in with_gaps["told"][0], "a point between two gaps is told too"
     assert ours[0]["told"][0].startswith("10"), ours[0]["told"]
     assert "smoothed  4." in ours[0]["told"][0] or "smoothed  5." in ours[0]["told"][0], ours[0]["told"]
