@@ -133,7 +133,11 @@ def until_its_end(job: Job, front_end: FrontEndProcess | None) -> Callable[[], b
 def hosts_by_rank(job: Job) -> list[str]:
     """Returns the host of each rank, as far as the plan tells."""
     nodes: list[dict[str, Any]] = job.record.plan.get("nodes") or []
-    hosts = [str(node["host"]["name"]) for node in nodes for _ in node["workers"]]
+    try:
+        hosts = [str(node["host"]["name"]) for node in nodes for _ in node["workers"]]
+    except (KeyError, TypeError):
+        # A plan of another version, see `JobRecord.plan`.
+        hosts = []
     return hosts if len(hosts) == job.record.ranks else [job.record.hosts[0]] * job.record.ranks
 
 

@@ -90,7 +90,8 @@ def _job_to_watch(name: str | None) -> Job:
 
 
 def _can_draw() -> bool:
-    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    # As rich has it: what has one of these names moves no cursor.
+    return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
 def _console() -> Console:

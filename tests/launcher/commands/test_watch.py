@@ -166,11 +166,17 @@ def test_a_terminal_that_changes_its_size_is_drawn_anew(folder: Path, tmp_path: 
         assert screen.end() == 0
 
 
-def test_a_dumb_terminal_gets_lines(folder: Path, tmp_path: Path) -> None:
-    with terminal(JOB_ID, state=tmp_path, TERM="dumb") as screen:
+@pytest.mark.parametrize("name", ["dumb", "unknown"])
+def test_a_dumb_terminal_gets_lines(folder: Path, tmp_path: Path, name: str) -> None:
+    with terminal(JOB_ID, state=tmp_path, TERM=name) as screen:
         screen.expect(f"{JOB_ID} running  step 60  loss")
         screen.type("\x03")
         assert screen.end() == 0
+
+
+def test_a_job_whose_plan_is_of_another_version_is_watched(jobs: Path) -> None:
+    leave_job(jobs, JOB_ID, outcome="done", plan={"nodes": [{"host": "node1"}]})
+    assert invoke("watch", "--once", JOB_ID).stdout.startswith(f"{JOB_ID}  done")
 
 
 def test_a_time_of_nothing_is_refused() -> None:
