@@ -154,14 +154,14 @@ class RunFigures:
     def _take_step(self, step: _LastStep) -> None:
         fields = step.fields
         loss, traffic = fields.get("loss"), dict(fields.get("traffic") or {})
-        is_drawn = loss is not None and abs(loss) < _MOST_DRAWN
+        drawn = loss if loss is not None and abs(loss) < _MOST_DRAWN else None
         before = self._recent[-1] if self._recent else None
         if before is not None and step.step <= before.step:
             self._rewind(step.step)
             before = self._recent[-1] if self._recent else None
         self._recent.append(step)
-        if is_drawn:
-            self.loss.add(step.step, loss)
+        if drawn is not None:
+            self.loss.add(step.step, drawn)
         rate = fields.get("tokens_per_s")
         if rate is None and before is not None:
             rate = rate_of(step.record, before=before.record)
