@@ -138,7 +138,7 @@ class FlopsProfiler:
 
         Args:
             profile_step: Step that was profiled, for the heading.
-            module_depth: Depth of the classes that are shown; -1: the innermost ones.
+            module_depth: Depth of the classes that are shown, with those above it; -1: all of them.
             top_modules: Classes that are shown at each depth.
             detailed: Whether each module is shown.
             output_file: File to write to; None: the standard output.
@@ -153,7 +153,7 @@ class FlopsProfiler:
         """Prints the classes of modules that do most at each depth.
 
         Args:
-            module_depth: Depth that is shown; -1: the innermost one.
+            module_depth: Depth that is shown, with those above it; -1: all of them.
             top_modules: Classes that are shown.
         """
         if self.started:
@@ -204,7 +204,7 @@ def get_model_profile(
         kwargs: Inputs by name.
         print_profile: Whether the profile is printed.
         detailed: Whether with each module.
-        module_depth: Depth of the classes that are shown; -1: the innermost ones.
+        module_depth: Depth of the classes that are shown, with those above it; -1: all of them.
         top_modules: Classes that are shown at each depth.
         warm_up: Runs before the one that counts.
         as_string: Whether numbers are text.
