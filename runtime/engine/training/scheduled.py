@@ -289,6 +289,8 @@ class ScheduledBatches:
         self._reducer.zero()
         self._progress.restart_batch()
         self._report.forget_losses()
+        if self._flops is not None:
+            self._flops.take_step()
 
     def _counted(self, chunk: int, micro: MicroBatch, received: Any) -> AbstractContextManager[object]:
         if self._flops is None or not torch.is_grad_enabled():

@@ -48,6 +48,25 @@ def test_stages_count_tokens_once_and_all_operations(stages: int, data: int) -> 
     assert ("data" in record["traffic"]) == (data > 1)
 
 
+def take_batch_after_one_that_failed(engine: Any, data_rank: int) -> dict[str, Any] | None:
+    def fail(*_: object) -> Any:
+        raise ArithmeticError
+
+    for _ in range(2):
+        with pytest.raises(ArithmeticError):
+            engine.train_batch(itertools.islice(pipelines.items(data_rank), pipelines.MICROS), loss_fn=fail)
+    return take_batch(engine, data_rank)
+
+
+def test_a_batch_that_was_given_up_counts_nowhere() -> None:
+    (whole,) = pipelines.run(pipelines.Case(), take_batch)
+    (record,) = pipelines.run(pipelines.Case(), take_batch_after_one_that_failed)
+    assert whole is not None
+    assert record is not None
+    assert record["tokens"] == whole["tokens"]
+    assert record["flops"] == pytest.approx(whole["flops"], rel=0.001)
+
+
 def take_steps(engine: Any, data_rank: int) -> dict[str, Any] | None:
     for micro in range(2):
         tokens = llama.tokens(0, micro, data_rank)
