@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -10,6 +11,21 @@ from dsrun.contract.heartbeats import SCRIPT_PHASE
 #: Phase of a rank that draws a batch.
 DATA_PHASE = "data"
 _Batch = TypeVar("_Batch")
+
+
+def in_this_thread(tell: Callable[[str], None]) -> Callable[[str], None]:
+    """Returns what tells a phase in this thread alone: a thread that draws batches ahead is no wait of the rank's.
+
+    Args:
+        tell: function that is told the phase.
+    """
+    mine = threading.get_ident()
+
+    def tell_here(phase: str) -> None:
+        if threading.get_ident() == mine:
+            tell(phase)
+
+    return tell_here
 
 
 def drawing(batches: Iterator[_Batch], tell: Callable[[str], None] | None) -> Iterator[_Batch]:

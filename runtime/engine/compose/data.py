@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset
 from dsrun.config.batch import BatchSizes
 from dsrun.config.config import Config
 
+from ...data.drawing import in_this_thread
 from ...data.loader import LoaderOptions, TrainingLoader
 from ...data.stream import StreamLoader
 from ...mesh.join.groups import ProcessGroupMesh
@@ -44,7 +45,7 @@ def make_data(request: Request, settings: Config, mesh: ProcessGroupMesh) -> Dat
         end="drop" if settings.dataloader_drop_last else "carry",
         seed=settings.dataloader_seed,
         workers=settings.dataloader_num_workers,
-        tell=partial(request.heartbeat.beat, None),
+        tell=in_this_thread(partial(request.heartbeat.beat, None)),
     )
     axis, micro_batch, dataset = mesh.batch, settings.batch.micro_batch, request.training_data
     if dataset is None:
