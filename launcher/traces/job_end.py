@@ -15,8 +15,9 @@ from ..records.recorded_run import read_run
 from .merge import MergedTrace, read_job_times
 from .rank_trace import read_rank_trace, traced_ranks
 
-#: Larger traces are merged when somebody asks for it: the end of a job should not take minutes.
-_MOST_BYTES = 64 << 20
+#: Larger traces are merged when somebody asks for it: the end of a job should take neither minutes nor much of the
+#: launcher's memory, of which a trace takes 50 times the bytes of its file.
+_MOST_BYTES = 8 << 20
 
 
 def conclude_profile(folder: Path, env: Mapping[str, str], ranks: Collection[int]) -> Iterator[str]:
@@ -47,6 +48,9 @@ def conclude_profile(folder: Path, env: Mapping[str, str], ranks: Collection[int
         with MergedTrace(paths.merged_trace, read_job_times(folder)) as merged:
             for rank in there:
                 merged.add(read_rank_trace(folder, rank))
+    except MemoryError:
+        yield f"--profile: the traces are not merged: too little memory; `dsrun trace {folder.name}` tries it again"
+        return
     except (OSError, InputError) as error:
         reason = refusal_of(error) or str(error) if isinstance(error, OSError) else str(error)
         yield f"--profile: the traces are not merged: {reason}"

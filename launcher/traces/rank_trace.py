@@ -7,11 +7,13 @@ from runtime/observe/trace.py, waits begin with `wait `. `dsrun` says whose trac
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +76,7 @@ def read_rank_trace(folder: Path, rank: int) -> RankTrace:
     """
     path = JobPaths(folder).trace(rank)
     try:
-        with gzip.open(path, "rb") as file:
+        with gzip.open(path, "rb") as file, _without_collector():
             body = json.load(file)
         about = body.get("dsrun", {})
         whole = {f"step {step}" for step in about.get("steps", ())}
@@ -82,6 +84,7 @@ def read_rank_trace(folder: Path, rank: int) -> RankTrace:
             event
             for event in body["traceEvents"]
             if isinstance(event.get("ts"), int | float)
+            and (event["ph"] != "X" or isinstance(event.get("dur"), int | float))
             and not (event.get("cat") == LABEL and _STEP.fullmatch(event["name"]) and event["name"] not in whole)
         ]
         return RankTrace(rank, str(about.get("host", "")), int(body.get("baseTimeNanoseconds", 0)) // 1000, events)
@@ -90,3 +93,15 @@ def read_rank_trace(folder: Path, rank: int) -> RankTrace:
             f"{path} is no whole profile: {type(error).__name__}: {str(error)[:80]}",
             hint="remove it, or profile again with `dsrun run --profile`",
         ) from error
+
+
+@contextmanager
+def _without_collector() -> Generator[None, None, None]:
+    """Reads millions of objects, none of them garbage, which the collector would go through again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,21 @@ def test_a_damaged_trace_is_said_and_ends_nothing(tmp_path: Path) -> None:
     assert missing == "--profile: rank 1 left no trace"
     assert "the traces are not merged" in told
     assert "is no whole profile" in told
+
+
+def test_a_large_trace_is_left_to_the_command(tmp_path: Path) -> None:
+    JobPaths(tmp_path).trace(0).write_bytes(b"")
+    os.truncate(JobPaths(tmp_path).trace(0), (8 << 20) + 1)
+    (told,) = conclude_profile(tmp_path, ASKED, range(1))
+    assert told == f"--profile: the traces of rank 0 are large; `dsrun trace {tmp_path.name}` merges them"
+    assert not JobPaths(tmp_path).merged_trace.exists()
+
+
+def test_events_that_lack_what_spans_have_do_not_end_the_launcher(tmp_path: Path) -> None:
+    no_duration = {"ph": "X", "cat": "cpu_op", "name": "x", "pid": 1, "tid": 1, "ts": 1.0}
+    write_rank_trace(tmp_path, 0, [a_step_label(3, BASE_S + 9.0, 1.0), no_duration], steps=[3])
+    (told,) = conclude_profile(tmp_path, ASKED, range(1))
+    assert "shows rank 0" in told
+    write_rank_trace(tmp_path, 0, [{"ts": 1.0, "name": "x"}], steps=[3])
+    (told,) = conclude_profile(tmp_path, ASKED, range(1))
+    assert "is no whole profile: KeyError" in told
