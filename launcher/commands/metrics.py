@@ -98,6 +98,7 @@ def _keep_file(path: Path, told: _Told, is_over: threading.Event) -> None:
     """
     from ..dashboard.open_metrics import metrics_text
 
+    is_ours = False
     try:
         is_ours = is_replaceable(path, _MARK)
     except OSError as error:
@@ -112,6 +113,7 @@ def _keep_file(path: Path, told: _Told, is_over: threading.Event) -> None:
             told.take()
             try:
                 write_atomic(path, metrics_text(told.metrics)[0])
+                is_ours = True
             except OSError as error:
                 raise _unwritable(path, error) from error
             if is_over.wait(_FILE_S):
@@ -119,7 +121,8 @@ def _keep_file(path: Path, told: _Told, is_over: threading.Event) -> None:
     finally:
         # node_exporter would go on telling of jobs that nobody looks at.
         with suppress(OSError):
-            path.unlink(missing_ok=True)
+            if is_ours:
+                path.unlink(missing_ok=True)
 
 
 def _unwritable(path: Path, error: OSError) -> UsageError:

@@ -21,6 +21,7 @@ from typing import Any
 from dsrun.contract.environment import CHECKPOINT_EVENT, MEMORY_COPY_EVENT
 from dsrun.contract.job_paths import JobPaths
 from dsrun.contract.step_records import STEP_EVENT
+from dsrun.files.regular import refuse_other_kinds
 
 from ..records.follow import RecordFollower
 from .rank_trace import RankTrace
@@ -101,6 +102,9 @@ class MergedTrace:
     Args:
         path: File to write.
         times: Events of the job.
+
+    Raises:
+        OSError: the file cannot be made, or something else than a file has its name.
     """
 
     def __init__(self, path: Path, times: JobTimes) -> None:
@@ -111,6 +115,7 @@ class MergedTrace:
         self._is_empty = True
         #: Number of events of the launcher that were too far away, see [Note: margin].
         self.left_out = 0
+        refuse_other_kinds(path)
         descriptor = os.open(self._draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         self._raw = os.fdopen(descriptor, "wb")
         self._file = gzip.open(self._raw, "wt", compresslevel=1, encoding="utf-8")  # noqa: SIM115 - ended by `__exit__`

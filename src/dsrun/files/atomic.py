@@ -6,6 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from .regular import refuse_other_kinds
+
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Replaces `path` by `data` in one step.
@@ -19,8 +21,10 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         mode: permission bits of the new file.
 
     Raises:
+        NotRegularError: something else than a file has the name.
         OSError: the folder is missing, read-only or full; nothing was replaced.
     """
+    refuse_other_kinds(path)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

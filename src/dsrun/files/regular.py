@@ -35,6 +35,21 @@ class NotRegularError(OSError):
         return str(self.strerror)
 
 
+def refuse_other_kinds(path: str | os.PathLike[str]) -> None:
+    """Refuses a name that a file is to take from a device, a pipe or the like: a rename would destroy it.
+
+    Raises:
+        NotRegularError: it is no regular file and no link.
+        OSError: it cannot be looked at, but for a name that is free.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+        raise NotRegularError(path, mode)
+
+
 def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     """Opens a file that is there, and returns its descriptor; waits for nobody.
 

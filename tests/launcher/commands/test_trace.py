@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,14 @@ def test_where_nothing_can_be_written_no_half_file_is_left(profiled: Path, tmp_p
         "rank0.trace.json.gz",
         "rank1.trace.json.gz",
     ]
+
+
+def test_a_device_or_a_pipe_is_not_replaced_by_the_merged_file(profiled: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    result = invoke("trace", "trained", "-o", str(tmp_path / "pipe"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"error: the profiles of job trained are not merged: {tmp_path}/pipe: it is a fifo (named pipe); expected a "
+        "regular file\n"
+    )
+    assert (tmp_path / "pipe").is_fifo()
