@@ -105,6 +105,8 @@ def _export(job: Job, settings: MonitorSettings, folder: str, *, begins_anew: bo
             f"`{settings.name}` does not take the records of job {job.id}: {problem}",
             hint="what it took is written down: the same command goes on there",
         ) from problem
+    if feed.unread:
+        click.echo(f"dsrun: {feed.unread} records are of another version or damaged, and were passed over", err=True)
     what = "has all records already" if feed.state.offset == before else f"has all steps up to {feed.state.step}"
     click.echo(f"dsrun: {settings.name} {what} ({destination(settings, folder)})", err=True)
 

@@ -74,6 +74,8 @@ class Feed:
         self._run = replace(run, kept=self.state.kept)
         #: Engines that train in the process of rank 0, as far as is known; the first one's records are given.
         self.engines = 1
+        #: Records of a known event that lack a field: those of another version, or damaged.
+        self.unread = 0
         #: Number of the first step that was taken again since this was read last; None where none was.
         self.again_from: int | None = None
         self._tracker: Tracker | None = None
@@ -99,6 +101,7 @@ class Feed:
                     self.again_from = again[0]
                 self.state = state
                 self._file.write(state)
+                self.unread += self._reader.take_unread()
                 gave = True
         except TrackerProblem:
             self._start_over()
@@ -210,6 +213,9 @@ def follow(
                 note(f"it gets the steps of the first engine alone, of {feed.engines} in the process of rank 0")
             engines = feed.engines
             if has_ended:
+                if feed.unread:
+                    note(f"{feed.unread} records are of another version or damaged, and were passed over")
+                    feed.unread = 0
                 feed.close()
                 return
         except TrackerProblem as problem:

@@ -72,16 +72,15 @@ class PointReader:
         self._step = step
         #: Engines that train in the process of rank 0; points of both in one curve would be none's.
         self.engines = 1
-        #: Records of a known event that lack a field: those of another version.
-        self.unread = 0
+        self._unread = 0
 
     def read(self, record: Mapping[str, Any]) -> Iterator[Point]:
         """Yields the point of a record of the first engine, if it is a step or has finite figures of the script."""
-        engine = record.get("engine", 0)
-        if engine:
-            self.engines = max(self.engines, engine + 1)
-            return
         try:
+            engine = int(record.get("engine", 0))
+            if engine:
+                self.engines = max(self.engines, engine + 1)
+                return
             match record.get("event"):
                 case event if event == STEP_EVENT:
                     step = read_step(record)
@@ -102,8 +101,13 @@ class PointReader:
                         yield Point(step=log.step, samples=samples, time=log.time, values=values, is_step=False)
                 case _:
                     pass
-        except (KeyError, TypeError, AttributeError):
-            self.unread += 1
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            self._unread += 1
+
+    def take_unread(self) -> int:
+        """Returns the number of records since it was last asked that lack a field: another version's, or damaged."""
+        unread, self._unread = self._unread, 0
+        return unread
 
 
 def step_scalars(step: StepRecord, *, with_timers: bool) -> dict[str, float | None]:

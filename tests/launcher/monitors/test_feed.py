@@ -139,6 +139,14 @@ def test_steps_that_are_taken_again_are_told_with_what_the_tracker_does(tmp_path
     assert notes == ["steps from 4 on were taken again: it keeps both"]
 
 
+def test_records_that_cannot_be_read_are_told_at_the_end(tmp_path: Path) -> None:
+    append_records(tmp_path, [*run_lines(range(1, 3)), {"event": "step", "step": 3}, {"event": "step", "step": 4}])
+    notes: list[str] = []
+    follow(a_feed(tmp_path, tmp_path / "given"), ended_at_once, notes.append)
+    assert notes == ["2 records are of another version or damaged, and were passed over"]
+    assert steps(tmp_path / "given") == [1, 2]
+
+
 def test_a_front_end_that_is_gone_ends_the_monitor_at_once(tmp_path: Path) -> None:
     down = tmp_path / "down"
     down.touch()

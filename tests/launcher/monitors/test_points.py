@@ -66,4 +66,10 @@ def test_records_of_other_events_and_other_versions_are_passed_over() -> None:
     reader = PointReader(with_timers=False)
     lines: list[dict[str, Any]] = [{"event": "later"}, {"event": "step", "step": 1}, {"event": "log", "values": 3}]
     assert [point for line in lines for point in reader.read(line)] == []
-    assert reader.unread == 2
+    assert reader.take_unread() == 2
+
+
+def test_a_number_that_no_float_holds_is_passed_over_and_ends_nothing() -> None:
+    reader = PointReader(with_timers=False)
+    assert [*reader.read(log_line({"eval/huge": 10**400}, step=1))] == []
+    assert reader.take_unread() == 1
