@@ -20,7 +20,7 @@ from typing import Any
 from dsrun.contract.monitor_records import MonitorSettings
 
 from ..masking import Masker
-from ..processes import die_with_parent
+from ..processes import die_with_parent, outlive_user_signals, wake_up
 from .feed import Feed, Opener, Word, follow
 from .trackers.tracker import TrackedRun
 
@@ -59,6 +59,9 @@ def main() -> None:
     """Entry of the process."""
     # Of a terminal's Ctrl-C the front end takes care: a tracker gets the last steps of a job that was stopped, too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A scheduler sends these to every process of a job; the front end answers, and ends this process when it is time.
+    outlive_user_signals()
+    signal.signal(signal.SIGTERM, wake_up)
     order = Order(**json.loads(_first_line(0)))
     die_with_parent(order.parent_pid, signal.SIGKILL)
     settings = MonitorSettings.from_json(order.settings)

@@ -91,6 +91,7 @@ class _Monitor:
     kind: TrackerKind
     process: subprocess.Popen[bytes] | None = None
     deaths: int = 0
+    died_at: int = -1
     start_at_s: float = 0.0
     done: bool = False
     environment: dict[str, str] = field(default_factory=dict[str, str])
@@ -319,6 +320,10 @@ class MonitorProcesses:
                 )
 
     def _died(self, monitor: _Monitor, how: str) -> None:
+        offset = StateFile(self._folder, monitor.settings).read().offset
+        if offset != monitor.died_at:
+            # It took something since it died last, so that this is another failure, which is told again.
+            monitor.deaths, monitor.died_at = 0, offset
         pause_s = _AGAIN_S[min(monitor.deaths, len(_AGAIN_S) - 1)]
         monitor.deaths += 1
         monitor.start_at_s = time.monotonic() + pause_s

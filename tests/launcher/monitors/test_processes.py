@@ -99,18 +99,33 @@ def test_a_process_that_ends_at_once_leaves_its_reason_in_the_log(tmp_path: Path
     assert "out of memory, says the package\n" in JobPaths(tmp_path).monitor_log("made_up").read_text()
 
 
-def test_a_monitor_that_is_killed_is_started_again_and_goes_on(tmp_path: Path) -> None:
-    append_records(tmp_path, run_lines(range(1, 4)))
+def test_a_monitor_that_is_killed_is_started_again_and_goes_on_and_each_time_is_told(tmp_path: Path) -> None:
     told = settings(tmp_path / "given")
+    monitors = beside(tmp_path, [told])
+    for last in (3, 6, 9):
+        append_records(tmp_path, run_lines(range(last - 2, last + 1), first=False))
+        until(lambda last=last: StateFile(tmp_path, told).read().step == last)
+        if last < 9:
+            (process,) = children()
+            process.kill()
+            until(lambda pid=process.pid: [each.pid for each in children()] not in ([], [pid]))
+    monitors.finish()
+    assert steps(tmp_path / "given") == [*range(1, 10)]
+    assert len([line for line in monitors.notes() if "signal 9" in line and "started again" in line]) == 2
+
+
+def test_what_a_scheduler_sends_to_every_process_ends_no_monitor(tmp_path: Path) -> None:
+    told = settings(tmp_path / "given")
+    append_records(tmp_path, run_lines(range(1, 4)))
     monitors = beside(tmp_path, [told])
     until(lambda: StateFile(tmp_path, told).read().step == 3)
     (process,) = children()
-    process.kill()
+    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+        process.send_signal(signum)
     append_records(tmp_path, run_lines(range(4, 7), first=False))
-    until(lambda: StateFile(tmp_path, told).read().step == 6)
     monitors.finish()
     assert steps(tmp_path / "given") == [1, 2, 3, 4, 5, 6]
-    assert any("signal 9" in line and "started again" in line for line in monitors.notes())
+    assert not any("ended with" in line for line in monitors.notes())
 
 
 def test_the_config_of_a_program_gets_its_trackers_by_the_records(tmp_path: Path) -> None:
