@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.contract.job_paths import JobPaths
+from dsrun.errors import ConfigError
 from dsrun.files.atomic import write_atomic
 
 from ..masking import Masker, mask_plan, masked, masked_text, masked_words, masker_of
@@ -226,20 +227,44 @@ def copy_config(path: str | None, folder: Path) -> str | None:
         return None
     if path is None:
         return None
-    write_atomic(JobPaths(folder).config_copy, _without_secrets(data), mode=_MODE)
+    write_atomic(JobPaths(folder).config_copy, _without_secrets(data, Path(path)), mode=_MODE)
     return hashlib.sha256(data).hexdigest()
 
 
-def _without_secrets(data: bytes) -> bytes:
-    """Returns a config's bytes as they are, unless a value in it is to be hidden."""
+def _without_secrets(data: bytes, path: Path) -> bytes:
+    """Returns a config's bytes as they are, or as plain JSON where a value in it is to be hidden.
+
+    A secret may stand in the text in many ways (in quotes, on a line of its own, folded), so values are looked for in
+    what the text means.
+    """
     text = data.decode("utf-8", "surrogateescape")
+    has_comments = False
     try:
         value: Any = json.loads(text)
     except (ValueError, RecursionError):
-        # YAML, or JSON with comments.
-        return "".join(map(_line_without_secrets, text.splitlines(keepends=True))).encode("utf-8", "surrogateescape")
+        value, has_comments = _meaning_of(text, path), True
     hidden = Masker().value(value)
-    return data if hidden == value else (json.dumps(hidden, indent=2) + "\n").encode()
+    if hidden != value:
+        return (json.dumps(hidden, indent=2) + "\n").encode(errors="replace")
+    if not has_comments:
+        return data
+    # A key may stand in a comment, or in a text that nobody can read.
+    return "".join(map(_line_without_secrets, text.splitlines(keepends=True))).encode("utf-8", "surrogateescape")
+
+
+def _meaning_of(text: str, path: Path) -> Any:
+    """Returns what YAML, or JSON with comments, comes to; None where it comes to nothing."""
+    # Parsers take a while to import, and most configs are plain JSON.
+    from dsrun.config.text.json_parser import parse_json
+
+    try:
+        if path.suffix.lower() not in (".yaml", ".yml"):
+            return parse_json(text, "").plain()
+        from dsrun.config.text.yaml_parser import parse_yaml
+
+        return parse_yaml(text, "").plain()
+    except ConfigError:
+        return None
 
 
 def _line_without_secrets(line: str) -> str:

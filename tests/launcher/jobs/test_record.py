@@ -153,16 +153,22 @@ def test_a_file_that_is_no_object_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("name", "text"),
     [
-        '{"comet": {"api_key": "sEcReTsEcReT"}}',
-        "comet: {enabled: true, api_key: sEcReTsEcReT, online: false}\n",
-        "comet:\n  api_key: sEcReTsEcReT  # mine\n",
-        '// mine\n{"comet": {"api_key": "sEcReTsEcReT"}}\n',
+        ("ds.json", '{"comet": {"api_key": "sEcReTsEcReT"}}'),
+        ("ds.json", '// mine\n{"comet": {"api_key":\n "sEcReTsEcReT"}}\n'),
+        ("ds.json", '// "api_key": "sEcReTsEcReT", is the old one\n{"comet": {"project": "a"}}\n'),
+        ("ds.yaml", "comet: {enabled: true, api_key: sEcReTsEcReT, online: false}\n"),
+        ("ds.yaml", "comet: {enabled: true, api_key: 'sEcReTsEcReT'}\n"),
+        ("ds.yml", 'comet: {"api_key": sEcReTsEcReT}\n'),
+        ("ds.yaml", "comet:\n  api_key: sEcReTsEcReT  # mine\n"),
+        ("ds.yaml", "comet:\n  api_key: >-\n    sEcReTsEcReT\n"),
+        ("ds.yaml", "# api_key: sEcReTsEcReT is the old one\ncomet:\n  project: a\n"),
+        ("ds.yaml", "comet:\n  api_key: 'sEcReTsEcReT\n"),
     ],
 )
-def test_a_key_in_a_config_is_not_in_its_copy(tmp_path: Path, text: str) -> None:
-    config = tmp_path / "ds.yaml"
+def test_a_key_in_a_config_is_not_in_its_copy(tmp_path: Path, name: str, text: str) -> None:
+    config = tmp_path / name
     config.write_text(text)
     copy_config(str(config), tmp_path)
     copy = JobPaths(tmp_path).config_copy.read_text()
