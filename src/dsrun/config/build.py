@@ -21,6 +21,7 @@ from dsrun.config.provenance import Kind, Source
 from dsrun.config.suggest import suggest_key, suggest_value
 from dsrun.config.text.tree import Node, Position, join, place_name, printable, show
 from dsrun.config.values import LARGEST, alternatives, choices_of, expectation, is_other_kind, number_of
+from dsrun.contract.monitor_records import SECRET_KEYS
 
 _MOST_SUGGESTIONS = 20
 
@@ -296,11 +297,12 @@ def _complain(
     full = join(path, name)
     if name in values:
         child = _member(model, name, members)
+        shown = "a secret" if name in SECRET_KEYS else _shown(child)
         hint = suggest_value(values[name], choices_of(model.model_fields[name].annotation)) or _see(full)
         build.report.error(
             Code.BAD_VALUE,
             full,
-            f"`{full}` is {_shown(child)}; expected {_limited(_wanted(model, name), child)}",
+            f"`{full}` is {shown}; expected {_limited(_wanted(model, name), child)}",
             child.at,
             hint,
         )

@@ -15,7 +15,8 @@ from typing import Any
 MONITORS_EVENT = "monitors"
 
 _PASSWORD_IN_URL = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s/@]*:[^\s/@]+@")
-_SECRET_KEYS = frozenset({"api_key"})
+#: Keys of sections whose values are secrets.
+SECRET_KEYS = frozenset({"api_key"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,4 +94,4 @@ def is_secret(name: str, value: object) -> bool:
         name: Name of the key.
         value: Value of the key.
     """
-    return name in _SECRET_KEYS or (isinstance(value, str) and _PASSWORD_IN_URL.search(value) is not None)
+    return name in SECRET_KEYS or (isinstance(value, str) and _PASSWORD_IN_URL.search(value) is not None)

@@ -638,3 +638,10 @@ def test_any_path_of_text_is_read_and_named_by_its_text(tmp_path: Path) -> None:
 
 def test_a_config_of_the_wrong_kind_is_refused_by_name() -> None:
     assert errors_of(["--config"]) == [("the config is of type list; expected a path, JSON text or a dict", None)]
+
+
+@pytest.mark.parametrize("key", [["sEcReTsEcReT"], 1234567890123456])
+def test_a_key_of_an_account_that_is_no_text_is_not_shown(key: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load({"train_micro_batch_size_per_gpu": 1, "comet": {"enabled": True, "api_key": key}})
+    assert str(caught.value) == "<dict>: `comet.api_key` is a secret; expected text"
