@@ -18,6 +18,7 @@ from dsrun.contract.job_paths import JobPaths
 from dsrun.contract.monitor_records import MonitorSettings
 from dsrun.errors import DsrunError
 
+from ..console.status_area import plain
 from ..masking import Masker
 from ..records.follow import RecordFollower
 from .points import Point, PointReader
@@ -184,7 +185,7 @@ class Feed:
             raise TrackerProblem(self._masker.text(str(error))) from error
         except (Exception, SystemExit) as error:
             # Hidden before it is cut: a part of a key is not known for one.
-            text = self._masker.text(" ".join(str(error).split())) or "no reason is given"
+            text = self._masker.text(plain(" ".join(str(error).split()))) or "no reason is given"
             raise TrackerProblem(f"{type(error).__name__}: {text[:_MOST_REASON]}") from error
 
 

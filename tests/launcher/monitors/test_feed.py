@@ -79,10 +79,13 @@ def test_a_tracker_that_raises_is_opened_anew_and_catches_up(tmp_path: Path) -> 
 def test_a_key_that_a_long_failure_quotes_is_not_told_in_part(tmp_path: Path) -> None:
     key = "0123456789abcdef" * 3
     append_records(tmp_path, run_lines(range(1, 4)))
-    feed = a_feed(tmp_path, tmp_path / "given", secrets=[{"MADE_UP_API_KEY": key}], says=f"{'x' * 280} {key} is no key")
+    feed = a_feed(
+        tmp_path, tmp_path / "given", secrets=[{"MADE_UP_API_KEY": key}], says=f"\x1b[2J{'x' * 280} {key} is no key"
+    )
     with pytest.raises(TrackerProblem) as caught:
         feed.give()
     assert key[:8] not in str(caught.value)
+    assert str(caught.value).isprintable()
     assert "xxx ***" in str(caught.value)
 
 
