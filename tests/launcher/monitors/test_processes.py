@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -44,7 +45,12 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def children() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if "monitors.main" in " ".join(each.cmdline())]
+    found: list[psutil.Process] = []
+    for each in psutil.Process().children():
+        with suppress(psutil.Error):  # it has just ended
+            if "monitors.main" in " ".join(each.cmdline()):
+                found.append(each)
+    return found
 
 
 def test_a_tracker_has_all_steps_when_the_job_has_ended(tmp_path: Path) -> None:
