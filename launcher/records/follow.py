@@ -58,6 +58,8 @@ class RecordFollower:
 def last_record(path: Path, event: str, *, with_number: str, tail_bytes: int = 1 << 16) -> dict[str, Any] | None:
     """Returns the newest record of an event near the end of a file; None where there is none, or no file.
 
+    Those of a process's further engines are passed over.
+
     Args:
         path: File of the records.
         event: Name of the event.
@@ -74,7 +76,9 @@ def last_record(path: Path, event: str, *, with_number: str, tail_bytes: int = 1
         return None
     for line in reversed(lines[:-1]):
         record = _object_of(line) if wanted in line else None
-        if record is not None and record.get("event") == event and isinstance(record.get(with_number), int):
+        if record is None or record.get("event") != event or record.get("engine"):
+            continue
+        if isinstance(record.get(with_number), int):
             return record
     return None
 

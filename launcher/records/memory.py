@@ -54,6 +54,8 @@ def read_memory_records(folder: Path) -> MemoryRecords | None:
     with file:
         for line in file:
             record = _record_of(line)
+            if record.pop("engine", 0):
+                continue  # a second engine of the process, whose start is no new attempt
             match record.pop("event", None):
                 case "start":
                     # The job was started again: its memory is that of other processes.

@@ -53,6 +53,8 @@ def read_waits(folder: Path) -> WaitRecord | None:
             try:
                 fields: Any = json.loads(line)
                 match fields:
+                    case {"engine": int()}:
+                        pass  # a second engine of the process, whose start is no new attempt
                     case {"event": "start"}:
                         # The job was started again: its ranks are other processes.
                         newest = None

@@ -244,6 +244,8 @@ class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, MonitorAcce
         finally:
             if not torch.is_grad_enabled():
                 self._hooks.units.release_rest()
+            if not trains:
+                self._heartbeat.beat(phase=SCRIPT_PHASE)
 
     def backward(self, loss: Tensor, *, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor:
         """Runs backward on one micro batch's loss and reduces its gradients over the ranks.
@@ -393,6 +395,9 @@ class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, MonitorAcce
         reducer = self._sharded.reducer
         if reducer.is_torn or not self._progress.counts_micro_steps:
             self._progress.micro_steps_done = 0
+        if self._progress.backwards:
+            # Their losses and tokens count no more; a forward that only waits for its backward has no gradients yet.
+            self._components.report.forget_losses()
         self._progress.backwards = 0
         self._components.script.forget()
         reducer.drop_strays()

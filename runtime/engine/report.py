@@ -142,7 +142,7 @@ class StepReport:
         """Takes the operations of this rank's forwards and backwards of a step, each once, and all of them.
 
         Args:
-            model: operations, each once; nan where they are not known.
+            model: operations, each once; -inf where they are not known.
             hardware: operations with those that are computed again.
         """
         self.numbers.add("model_flops", model)
@@ -202,14 +202,16 @@ class StepReport:
         lr: list[float],
         seconds: float,
     ) -> None:
-        step, samples = counters.global_steps, counters.global_samples
+        # Values, and nothing that would keep the engine: the thread that calls `fields` may let go of it last.
+        step, samples, total_steps = counters.global_steps, counters.global_samples, self._total_steps
+        device, on_drives, peak_flops = self._device, self._on_drives(), self._peak_flops
         offload: dict[str, Any] = {
             **({"stepped_ahead": round(result.ahead, 4)} if result.ahead is not None else {}),
             **(self._wear.take_step() if self._wear is not None else {}),
         }
 
         def fields() -> dict[str, Any]:
-            most_bytes, memory = memory_by_tier(self._device, on_drives=self._on_drives())
+            most_bytes, memory = memory_by_tier(device, on_drives=on_drives)
             record = StepRecord(
                 step=step,
                 time=0.0,
@@ -222,36 +224,18 @@ class StepReport:
                 applied=result.applied,
                 loss_scale=result.loss_scale if result.loss_scale != 1.0 else None,
                 non_finite=result.non_finite,
-                total_steps=self._total_steps or None,
+                total_steps=total_steps or None,
                 memory_bytes=most_bytes,
                 memory=memory,
                 phases={name: round(each, 6) for name, each in figures.phases.items()},
                 waits_s=round(figures.waits_s, 6) or None,
                 pipeline_wait_s=round(figures.pipeline_wait_s, 6) or None,
                 traffic=figures.traffic,
-                **self._counted(result.sums, seconds),
+                **_counted(result.sums, seconds, peak_flops=peak_flops),
             )
             return {**step_fields(record), **offload}
 
         self._records.write_behind(STEP_EVENT, fields)
-
-    def _counted(self, sums: StepSums, seconds: float) -> dict[str, Any]:
-        """Returns what was counted in a step, of all ranks, and the rates."""
-        told: dict[str, Any] = {}
-        if sums.tokens_padded:
-            told["tokens"] = int(sums.tokens)
-            told["tokens_per_s"] = _digits(sums.tokens / seconds)
-            if sums.tokens != sums.tokens_padded:
-                told["tokens_padded"] = int(sums.tokens_padded)
-        if sums.labels and sums.tokens_in_loss != sums.labels:
-            told["tokens_in_loss"] = int(sums.tokens_in_loss)
-        if sums.model_flops and math.isfinite(sums.model_flops):
-            told["model_tflops"] = _digits(sums.model_flops / seconds / 1e12)
-            told["hardware_tflops"] = _digits(sums.hardware_flops / seconds / 1e12)
-            if self._peak_flops:
-                told["mfu"] = _digits(sums.model_flops / seconds / self._peak_flops)
-                told["hfu"] = _digits(sums.hardware_flops / seconds / self._peak_flops)
-        return told
 
 
 def phases_line(number: int, figures: Figures) -> str:
@@ -264,6 +248,25 @@ def phases_line(number: int, figures: Figures) -> str:
     parts = [f"{name} {1000 * figures.phases[name]:.2f}" for name in PHASES if name in figures.phases]
     waits = f"; waits for other ranks {1000 * figures.waits_s:.2f}" if figures.waits_s else ""
     return f"step {number:>5}  time (ms): {'  '.join(parts)}{waits}"
+
+
+def _counted(sums: StepSums, seconds: float, *, peak_flops: float | None) -> dict[str, Any]:
+    """Returns what was counted in a step, of all ranks, and the rates."""
+    told: dict[str, Any] = {}
+    if sums.tokens_padded:
+        told["tokens"] = int(sums.tokens)
+        told["tokens_per_s"] = _digits(sums.tokens / seconds)
+        if sums.tokens != sums.tokens_padded:
+            told["tokens_padded"] = int(sums.tokens_padded)
+    if sums.labels and sums.tokens_in_loss != sums.labels:
+        told["tokens_in_loss"] = int(sums.tokens_in_loss)
+    if sums.model_flops and math.isfinite(sums.model_flops):
+        told["model_tflops"] = _digits(sums.model_flops / seconds / 1e12)
+        told["hardware_tflops"] = _digits(sums.hardware_flops / seconds / 1e12)
+        if peak_flops:
+            told["mfu"] = _digits(sums.model_flops / seconds / peak_flops)
+            told["hfu"] = _digits(sums.hardware_flops / seconds / peak_flops)
+    return told
 
 
 def _digits(value: float) -> float:

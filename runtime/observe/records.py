@@ -223,6 +223,8 @@ class _WritesBehind:
             except Exception as error:
                 # Whoever made it is at fault; the records behind it are not.
                 print(f"dsrun: records: a record of {event!r} is not written: {error}", flush=True)
-            else:
-                if dropped:
-                    print(f"dsrun: records: the disk was too slow; {dropped} steps are not recorded", flush=True)
+            finally:
+                # Not kept while the thread waits: at the end of the interpreter it would outlive what it refers to.
+                del record
+            if dropped:
+                print(f"dsrun: records: the disk was too slow; {dropped} steps are not recorded", flush=True)

@@ -182,13 +182,13 @@ class ProcessGroupMesh:
     def bytes_by_axis(self) -> dict[str, int]:
         """Returns the bytes that this rank has handed to collectives and messages so far, by the axes they go along.
 
-        Several axes are named together, as `pipe, data`; `pipe` has the messages between stages too, and `tied stages`
+        Several axes are named together, as `pipe+data`; `pipe` has the messages between stages too, and `tied stages`
         what goes between stages that use the same parameters. What a rank alone has is not moved.
         """
         moved: Counter[str] = Counter()
         for axes, part in self.views.items():
             if axes:
-                moved[", ".join(axes)] += sum(part.traffic.bytes.values())
+                moved["+".join(axes)] += sum(part.traffic.bytes.values())
         for part in self.stages.values():
             moved["tied stages"] += sum(part.traffic.bytes.values())
         moved["pipe"] += sum(self.links.traffic.bytes.values())

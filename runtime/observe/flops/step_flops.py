@@ -99,11 +99,11 @@ class StepFlops:
         return _NOTHING
 
     def take_step(self) -> tuple[float, float]:
-        """Returns the model's and the hardware's FLOPs since the last call; nan where a forward is not known.
+        """Returns the model's and the hardware's FLOPs since the last call; -inf where a forward is not known.
 
-        So the sum over ranks is none of part of them.
+        So the sum over ranks is none of part of them, and no check for nan stops the collective that adds them up.
         """
-        taken = (self._model, self._hardware) if self._is_known else (math.nan, math.nan)
+        taken = (self._model, self._hardware) if self._is_known else (-math.inf, -math.inf)
         self._model = self._hardware = 0.0
         self._is_known = True
         return taken
@@ -197,7 +197,7 @@ class StepFlops:
     def _tell(self, line: str) -> None:
         if line not in self._told:
             self._told.add(line)
-            self._say(line)
+            self._say(f"dsrun: {line}")
 
 
 #: Shapes that are kept, with those that are scaled.

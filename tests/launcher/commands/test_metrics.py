@@ -185,6 +185,8 @@ def test_nothing_of_anybody_else_is_replaced_or_removed(jobs: Path, tmp_path: Pa
     assert process.returncode == 2
     assert says in said.decode()
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
 def test_a_pipe_is_neither_replaced_nor_removed(jobs: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     shown = invoke("metrics", "--textfile", str(tmp_path / "pipe"))

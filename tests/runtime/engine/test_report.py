@@ -80,6 +80,19 @@ def test_a_forward_without_gradients_is_no_training(steps: Steps) -> None:
     assert record["phases"]["evaluate"] > 0
 
 
+def test_a_batch_whose_gradients_are_forgotten_does_not_count(steps: Steps) -> None:
+    engine = make_engine(config(1, micro=2))
+    tokens = torch.zeros(2, CONTEXT, dtype=torch.int64)
+    engine.backward(engine(tokens).sum() * 0 + 100.0)
+    engine.zero_grad()
+    loss = engine(tokens).sum() * 0 + 1.0
+    engine.zero_grad()  # as scripts of torch do between forward and backward
+    engine.backward(loss)
+    engine.step()
+    [record] = steps(engine)
+    assert (record["loss"], record["tokens"]) == (1.0, 2 * CONTEXT)
+
+
 class Scored(nn.Module):
     """A model that takes tokens with a mask and labels, as Hugging Face's do."""
 

@@ -7,6 +7,8 @@ import os
 import resource
 import subprocess
 import sys
+import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -159,3 +161,17 @@ os._exit(0)
 """
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True)
     assert float(done.stdout) < 4, "less than the patience for a disk"
+
+
+class Kept:
+    """What a record's fields are made of."""
+
+
+def test_the_thread_keeps_nothing_of_a_record_that_is_written(tmp_path: Path) -> None:
+    """An engine that a thread kept would outlive the interpreter, whose process then ends by SIGABRT."""
+    writer, kept = RecordWriter(tmp_path / "records.jsonl"), Kept()
+    gone = threading.Event()
+    weakref.finalize(kept, gone.set)
+    writer.write_behind("step", lambda kept=kept: {"name": type(kept).__name__})
+    del kept
+    assert gone.wait(10)

@@ -88,7 +88,7 @@ def test_further_shapes_are_scaled_by_tokens_and_attention_by_length() -> None:
     assert flops.is_estimated
     counted, _ = steps_of(model)
     assert found == run(counted, model, tokens(MOST_SHAPES, 24))
-    assert said == ["FLOPs of further shapes of inputs are estimated from those of the first ones"]
+    assert said == ["dsrun: FLOPs of further shapes of inputs are estimated from those of the first ones"]
 
 
 def test_shapes_are_counted_again_where_another_plan_says_what_runs_again() -> None:
@@ -126,7 +126,7 @@ def test_compiled_models_are_estimated_and_compile_as_often_as_without() -> None
     assert len(compiles) == many
     assert found[0] == pytest.approx(expected[0], rel=0.02)
     assert flops.is_estimated
-    assert said == ["FLOPs are estimated from the shapes of layers, for the model is compiled"]
+    assert said == ["dsrun: FLOPs are estimated from the shapes of layers, for the model is compiled"]
     torch.compiler.reset()
 
 
@@ -134,8 +134,8 @@ def test_a_compiled_model_without_tokens_has_no_known_flops() -> None:
     model = nn.Linear(4, 4)
     model.compile(backend="eager")
     flops, said = steps_of(model)
-    assert run(flops, model, torch.ones(2, 4)) == pytest.approx((math.nan, math.nan), nan_ok=True)
-    assert said == ["FLOPs are not known: the model is compiled, and is no language model of linear layers"]
+    assert run(flops, model, torch.ones(2, 4)) == (-math.inf, -math.inf)
+    assert said == ["dsrun: FLOPs are not known: the model is compiled, and is no language model of linear layers"]
     torch.compiler.reset()
 
 
