@@ -21,6 +21,7 @@ from dsrun.estimate.model.units import ModelSize, from_architecture
 from dsrun.estimate.run.settings import RunSettings
 from dsrun.estimate.time.collectives import collective_bytes
 from dsrun.runtime.engine.compose.describe import build_on_meta, describe, describe_units
+from dsrun.runtime.engine.step_sums import NUMBERS
 from dsrun.runtime.layout.cuts import CutParameter, RankPlacement
 from dsrun.runtime.mesh.loopback import LoopbackWorld
 from dsrun.runtime.zero.units.find import find_units
@@ -167,8 +168,8 @@ def measured(stage: int, bf16: bool, options: dict[str, Any], micro: int) -> tup
 
 #: Optimizers keep no states for the padding at the end of a unit: two of fp32 for less than 256 elements a rank.
 _PADDING_BYTES = 2 * 4 * 256 * 2
-#: Sums of single numbers (loss, norm) that no plan counts.
-_SMALL_BYTES = 64
+#: Numbers of 8 bytes that no plan counts: those of `StepSums`, the norm, and what ranks compare by.
+_SMALL_BYTES = (NUMBERS + 5) * 8
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

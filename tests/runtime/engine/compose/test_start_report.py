@@ -12,6 +12,7 @@ import torch
 from dsrun.contract.environment import RUN_DIR_ENV
 from dsrun.contract.job_paths import JobPaths
 from dsrun.contract.wait_records import WAITS_EVENT
+from dsrun.runtime.observe.steps.spread import NAMES, TIERS
 from dsrun.runtime.observe.wait_report import STEPS_PER_RECORD
 from support.ranks import run_ranks
 from support.training import config, make_engine
@@ -37,7 +38,8 @@ def _events(folder: Path) -> set[str]:
 
 
 def test_ranks_that_know_that_the_run_is_recorded_compare_their_waits(tmp_path: Path) -> None:
-    assert run_ranks(2, _gathered, tmp_path, None) == [(1, 2 * 256 * 3 * 8)] * 2
+    numbers = 256 * 3 + STEPS_PER_RECORD * len(NAMES) + len(TIERS)
+    assert run_ranks(2, _gathered, tmp_path, None) == [(1, 2 * numbers * 8)] * 2
     assert {"start", WAITS_EVENT} <= _events(tmp_path)
 
 
