@@ -244,8 +244,6 @@ class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, MonitorAcce
         finally:
             if not torch.is_grad_enabled():
                 self._hooks.units.release_rest()
-            if not trains:
-                self._heartbeat.beat(phase=SCRIPT_PHASE)
 
     def backward(self, loss: Tensor, *, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor:
         """Runs backward on one micro batch's loss and reduces its gradients over the ranks.
