@@ -57,17 +57,18 @@ class RankNumbers:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._on_host = dict.fromkeys(_NAMES, 0.0)
-        self._on_device_N = torch.zeros(NUMBERS, dtype=torch.float64, device=device)
-        self._slots = {name: self._on_device_N[index : index + 1] for index, name in enumerate(_NAMES)}
+        #: None on a CPU, which is the host.
+        self._on_device_N = None if device.type == "cpu" else torch.zeros(NUMBERS, dtype=torch.float64, device=device)
 
     def add(self, name: Name, value: Tensor | float) -> None:
         """Adds to a number; a tensor has one element, on any device."""
         if not isinstance(value, Tensor):
             self._on_host[name] += value
-        elif value.device.type == "cpu" == self._device.type:
+        elif self._on_device_N is None:
             self._on_host[name] += value.item()
         else:
-            self._slots[name].add_(value.detach().reshape(1).to(self._device))
+            index = _NAMES.index(name)
+            self._on_device_N[index : index + 1].add_(value.detach().reshape(1).to(self._device))
 
     def put(self, name: Name, value: float) -> None:
         """Replaces a number of the host."""
@@ -75,12 +76,12 @@ class RankNumbers:
 
     def values_N(self) -> Tensor:
         """Returns the numbers: fp64, [NUMBERS]; what is added later counts in the next step, after `clear`."""
-        if self._device.type == "cpu":
+        if self._on_device_N is None:
             return torch.tensor(list(self._on_host.values()), dtype=torch.float64)
-        for name, value in self._on_host.items():
+        for index, (name, value) in enumerate(self._on_host.items()):
             if value:
                 # By the value and not copied from the host: a copy would wait for all that the device has to do.
-                self._slots[name].add_(value)
+                self._on_device_N[index].add_(value)
                 self._on_host[name] = 0.0
         return self._on_device_N
 
@@ -93,7 +94,7 @@ class RankNumbers:
     def clear(self) -> None:
         """Begins a new step."""
         self._on_host = dict.fromkeys(_NAMES, 0.0)
-        if self._device.type != "cpu":
+        if self._on_device_N is not None:
             self._on_device_N.zero_()
 
 

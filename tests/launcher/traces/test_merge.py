@@ -107,7 +107,11 @@ def test_events_of_the_launcher_stand_in_order_and_those_far_away_are_left_out(j
     assert left_out == 2
 
 
-@pytest.mark.parametrize("data", [b"", b"\x1f\x8b\x08\x00", gzip.compress(b"{"), gzip.compress(b"[]")])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x1f\x8b\x08\x00", gzip.compress(b"{"), gzip.compress(b"[]")],
+    ids=["empty", "torn", "half an object", "a list"],  # the bytes have the time in them
+)
 def test_a_damaged_profile_is_named_and_leaves_no_merged_file(job: Path, data: bytes) -> None:
     JobPaths(job).trace(1).write_bytes(data)
     with pytest.raises(InputError, match=r"rank1\.trace\.json\.gz is no whole profile"):

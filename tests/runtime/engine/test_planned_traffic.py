@@ -27,6 +27,7 @@ from dsrun.estimate.run.settings import RunSettings, read_settings
 from dsrun.estimate.time.axes import axis_traffic
 from dsrun.estimate.time.pipeline import pipeline_estimate
 from dsrun.mesh_spec import MeshSpec
+from dsrun.runtime.engine.step_sums import NUMBERS
 from dsrun.runtime.mesh.collectives import Traffic
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from support.inside_engine import mesh_of
@@ -35,9 +36,9 @@ from support.threaded_ranks import ranks_of_threads
 
 MICROS, SAMPLES, SEQUENCE, VOCAB = 4, 2, 8, 64
 FP64_BYTES = 8
-#: Numbers that `take_step` of runtime/engine/step.py sums over all ranks: the norm's sum, the losses and the request to
-#: stop, the unused parameters; three of ranks that share layers.
-SUMS, SUMS_OF_SHARED_LAYERS = 1 + 2 + 1, 3
+#: Numbers that `take_step` of runtime/engine/step.py sums over all ranks: the norm's sum, those of `StepSums`, the
+#: unused parameters; three of ranks that share layers.
+SUMS, SUMS_OF_SHARED_LAYERS = 1 + NUMBERS + 1, 3
 #: Numbers in which stages compare a global batch: `BatchCalls` of runtime/engine/deepspeed/batch_calls.py.
 BATCH_NUMBERS = 5
 
