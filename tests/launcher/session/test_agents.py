@@ -537,13 +537,14 @@ def test_events_tell_the_whole_story_in_order(tmp_path: Path) -> None:
     named = [event for event in events if event["event"] != "note"]
     assert [event["event"] for event in named] == [
         "start",
+        "clock",
         "rank_started",
         "rank_started",
         "rank_exit",
         "stop",
         "rank_exit",
     ]
-    assert (named[3]["rank"], named[3]["status"], named[3]["host"]) == (1, 3, "box")
+    assert (named[4]["rank"], named[4]["status"], named[4]["host"]) == (1, 3, "box")
 
 
 def test_a_host_whose_agent_was_lost_is_swept_and_what_was_left_there_is_told(tmp_path: Path) -> None:
