@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any
 
 from dsrun.contract.job_paths import JobPaths
 from dsrun.units import format_bytes, format_count, format_duration
+
+from ..records.follow import read_line
 
 #: Steps whose mean duration the time left is reckoned from.
 _AVERAGED_STEPS = 20
@@ -44,15 +45,7 @@ class RecordTail:
         end = data.rfind(b"\n") + 1
         self._position = max(size - _MOST_BYTES, self._position) + end
         lines = data[:end].splitlines()[1 if skipped else 0 :]
-        return [record for line in lines if (record := _record_of(line)) is not None]
-
-
-def _record_of(line: bytes) -> dict[str, Any] | None:
-    try:
-        record: Any = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
+        return [record for line in lines if (record := read_line(line)) is not None]
 
 
 class ProgressLine:

@@ -28,8 +28,7 @@ from dsrun.contract.step_records import (
 )
 from dsrun.contract.wait_records import WAITS_EVENT, WaitRecord, from_fields
 
-from ..records.follow import RecordFollower
-from ..records.recorded_run import START_EVENT
+from ..records.follow import START_EVENT, RecordFollower
 from .thin_curve import ThinCurve
 
 #: Steps that are kept whole.

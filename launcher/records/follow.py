@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+#: Event with which rank 0 of each attempt begins.
+START_EVENT = "start"
 #: Read at once, so that a file of gigabytes is never in memory as a whole.
 _CHUNK_BYTES = 1 << 20
 
@@ -50,7 +52,7 @@ class RecordFollower:
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     self._offset += len(line) + 1
-                    record = _object_of(line)
+                    record = read_line(line)
                     if record is not None:
                         yield record
 
@@ -75,7 +77,7 @@ def last_record(path: Path, event: str, *, with_number: str, tail_bytes: int = 1
     except OSError:
         return None
     for line in reversed(lines[:-1]):
-        record = _object_of(line) if wanted in line else None
+        record = read_line(line) if wanted in line else None
         if record is None or record.get("event") != event or record.get("engine"):
             continue
         if isinstance(record.get(with_number), int):
@@ -83,7 +85,34 @@ def last_record(path: Path, event: str, *, with_number: str, tail_bytes: int = 1
     return None
 
 
-def _object_of(line: bytes) -> dict[str, Any] | None:
+def records_of(path: Path, events: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yields the records of some events in a file, in order; other lines are not parsed.
+
+    Those of a process's further engines are passed over: their start is no new attempt.
+
+    Args:
+        path: File of the records.
+        events: Names of the events.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    wanted = [f'"{event}"'.encode() for event in events]
+    with path.open("rb") as file:
+        for line in file:
+            if not any(word in line for word in wanted):
+                continue
+            record = read_line(line)
+            if record is not None and record.get("event") in events and not record.get("engine"):
+                yield record
+
+
+def read_line(line: bytes) -> dict[str, Any] | None:
+    """Returns the record of a line; None where it is none, such as half a line.
+
+    Args:
+        line: Line of a file of records.
+    """
     try:
         record: Any = json.loads(line)
     except ValueError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,11 @@ from dsrun.contract.job_paths import JobPaths
 from dsrun.memory_use.findings import GROWTH_EVENT, Growth
 from dsrun.memory_use.samples import SAMPLE_EVENT, MemorySample, from_record
 from dsrun.memory_use.stacks import HISTORY_EVENT, StacksAtPeak, stacks_from_record
+
+from .follow import START_EVENT, records_of
+
+_SUMMARY_EVENT = "memory"
+_EVENTS = frozenset({START_EVENT, SAMPLE_EVENT, GROWTH_EVENT, HISTORY_EVENT, _SUMMARY_EVENT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +52,9 @@ def read_memory_records(folder: Path) -> MemoryRecords | None:
     summary: dict[str, Any] | None = None
     stacks: StacksAtPeak | None = None
     try:
-        file = JobPaths(folder).records.open("rb")
-    except FileNotFoundError:
-        return None
-    with file:
-        for line in file:
-            record = _record_of(line)
-            if record.pop("engine", 0):
-                continue  # a second engine of the process, whose start is no new attempt
-            match record.pop("event", None):
-                case "start":
+        for record in records_of(JobPaths(folder).records, _EVENTS):
+            match record.pop("event"):
+                case event if event == START_EVENT:
                     # The job was started again: its memory is that of other processes.
                     samples, growths, summary, stacks = [], [], None, None
                 case event if event == SAMPLE_EVENT:
@@ -66,19 +63,8 @@ def read_memory_records(folder: Path) -> MemoryRecords | None:
                     growths.append(Growth(**{k: v for k, v in record.items() if k != "time"}))
                 case event if event == HISTORY_EVENT:
                     stacks = stacks_from_record(record)
-                case "memory":
-                    summary = record
                 case _:
-                    pass
+                    summary = record
+    except FileNotFoundError:
+        return None
     return MemoryRecords(tuple(samples), tuple(growths), summary, stacks)
-
-
-def _record_of(line: bytes) -> dict[str, Any]:
-    """Returns the object of a line that may be about memory; empty for others, and for half a line."""
-    if b'"memory' not in line and b'"start"' not in line:
-        return {}
-    try:
-        record: Any = json.loads(line)
-    except ValueError:
-        return {}
-    return record if isinstance(record, dict) else {}

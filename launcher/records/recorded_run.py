@@ -27,10 +27,8 @@ from dsrun.contract.step_records import (
 )
 from dsrun.contract.wait_records import WAITS_EVENT, WaitRecord, from_fields
 
-from .follow import RecordFollower
+from .follow import START_EVENT, RecordFollower
 
-#: Event with which rank 0 of each attempt begins.
-START_EVENT = "start"
 #: Stands for what is not known.
 NAN = math.nan
 _REQUIRED = ("step", "time", "seconds", "samples", "lr", "applied")

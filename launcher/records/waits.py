@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dsrun.contract.job_paths import JobPaths
 from dsrun.contract.wait_records import OTHER_LABEL, WAITS_EVENT, WaitRecord, WaitSpread, collective_kind, from_fields
 
 from ..failures.stragglers import is_slow, medians_of_others
+from .follow import START_EVENT, records_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +42,14 @@ def read_waits(folder: Path) -> WaitRecord | None:
         folder: the job's.
     """
     newest: WaitRecord | None = None
-    try:
-        file = JobPaths(folder).records.open("rb")
-    except FileNotFoundError:
-        return None
-    with file:
-        for line in file:
-            if b'"start"' not in line and b'"waits"' not in line:
+    with suppress(FileNotFoundError):
+        for record in records_of(JobPaths(folder).records, (START_EVENT, WAITS_EVENT)):
+            if record["event"] == START_EVENT:
+                # The job was started again: its ranks are other processes.
+                newest = None
                 continue
-            try:
-                fields: Any = json.loads(line)
-                match fields:
-                    case {"engine": int()}:
-                        pass  # a second engine of the process, whose start is no new attempt
-                    case {"event": "start"}:
-                        # The job was started again: its ranks are other processes.
-                        newest = None
-                    case {"event": event} if event == WAITS_EVENT:
-                        newest = from_fields(fields)
-                    case _:
-                        pass
-            except (ValueError, KeyError, TypeError):
-                # Half a line, or another version's.
-                continue
+            with suppress(KeyError, TypeError):  # another version's
+                newest = from_fields(record)
     return newest
 
 
