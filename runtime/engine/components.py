@@ -183,41 +183,18 @@ def make_components(
         records, rank=mesh.info.rank, device=device, predicted_state_bytes=observation.predicted.total_bytes()
     )
     is_recorded = is_recorded_for_all(mesh)
-    flops = None
-    if is_recorded:
-        flops = StepFlops(
-            sharded.chunks.stages.modules_of,
-            say=job.say,
-            tensor_ranks=mesh.tensor.size,
-            plan_of=lambda: None if hooks.activations is None else hooks.activations.solution,
-        )
-    peak = peak_flops(device, product_dtype_of(settings))
-    phases = phase_times_of(device)
-    heartbeat.follow_phases(phases.enter)
-    spread = SpreadOfSteps(
-        STEPS_PER_RECORD, records, memory=lambda: memory_by_tier(device, on_drives=observation.on_drives())[1]
-    )
+    flops = _step_flops(job, mesh, sharded, hooks) if is_recorded else None
     figures_of_script = ScriptFigures(records, is_first=mesh.is_first)
-    has_losses = mesh.counts_samples(sharded.chunks.stages.rank_of[-1])
-    report = StepReport(
-        records,
-        data_ranks=mesh.batch.size,
-        # Only for the records.
-        counts_tokens=is_recorded and mesh.counts_samples(sharded.chunks.stages.rank_of[0]),
-        counts_labels=is_recorded and has_losses,
-        counts_losses=has_losses,
-        tells=mesh.is_first,
-        steps_per_print=settings.steps_per_print,
-        device=device,
-        on_drives=observation.on_drives,
-        total_steps=getattr(update.scheduler, "total_num_steps", None),
-        figures=StepFigures(phases, job.waits, moved=mesh.bytes_by_axis, spread=spread),
+    report = _step_report(
+        settings,
+        job,
+        mesh,
+        observation,
+        sharded=sharded,
+        update=update,
+        hooks=hooks,
         script=figures_of_script,
-        peak_flops=None if peak is None else peak * mesh.info.world_size,
-        times_steps=settings.wall_clock_breakdown,
-        wear=observation.wear,
-        waits=WaitReport(job.waits, mesh.world, records, device=device, is_recorded=is_recorded, spread=spread),
-        same=hooks.same,
+        is_recorded=is_recorded,
     )
     profile = step_profile(sharded, settings, mesh)
 
@@ -291,4 +268,71 @@ def make_components(
         generation=Generation(sharded, mesh, hooks.units),
         on_signal=SaveOnSignal(mesh, progress),
         watchers=watchers,
+    )
+
+
+def _step_flops(job: Job, mesh: ProcessGroupMesh, sharded: ShardedModel, hooks: Hooks) -> StepFlops:
+    """Returns what counts the operations of this rank's forwards."""
+    return StepFlops(
+        sharded.chunks.stages.modules_of,
+        say=job.say,
+        tensor_ranks=mesh.tensor.size,
+        plan_of=lambda: None if hooks.activations is None else hooks.activations.solution,
+    )
+
+
+def _step_report(
+    settings: Config,
+    job: Job,
+    mesh: ProcessGroupMesh,
+    observation: Observation,
+    *,
+    sharded: ShardedModel,
+    update: Update,
+    hooks: Hooks,
+    script: ScriptFigures,
+    is_recorded: bool,
+) -> StepReport:
+    """Returns what tells of each step; it follows the phases of this rank.
+
+    Args:
+        settings: the config.
+        job: this process's place in the job.
+        mesh: ranks and device.
+        observation: records, and the bytes on drives.
+        sharded: the model.
+        update: the schedule, which may know the steps of the run.
+        hooks: hooks on the model.
+        script: figures that the script logs.
+        is_recorded: whether the run is recorded; the same on every rank.
+    """
+    device, records = mesh.device, observation.records
+    phases = phase_times_of(device)
+    job.heartbeat.follow_phases(phases.enter)
+    spread = None
+    if is_recorded:
+        spread = SpreadOfSteps(
+            STEPS_PER_RECORD, records, memory=lambda: memory_by_tier(device, on_drives=observation.on_drives())[1]
+        )
+    peak = peak_flops(device, product_dtype_of(settings))
+    has_losses = mesh.counts_samples(sharded.chunks.stages.rank_of[-1])
+    return StepReport(
+        records,
+        data_ranks=mesh.batch.size,
+        # Only for the records.
+        counts_tokens=is_recorded and mesh.counts_samples(sharded.chunks.stages.rank_of[0]),
+        counts_labels=is_recorded and has_losses,
+        counts_losses=has_losses,
+        tells=mesh.is_first,
+        steps_per_print=settings.steps_per_print,
+        device=device,
+        on_drives=observation.on_drives,
+        total_steps=getattr(update.scheduler, "total_num_steps", None),
+        figures=StepFigures(phases, job.waits, moved=mesh.bytes_by_axis, spread=spread),
+        script=script,
+        peak_flops=None if peak is None else peak * mesh.info.world_size,
+        times_steps=settings.wall_clock_breakdown,
+        wear=observation.wear,
+        waits=WaitReport(job.waits, mesh.world, records, device=device, is_recorded=is_recorded, spread=spread),
+        same=hooks.same,
     )
