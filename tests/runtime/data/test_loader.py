@@ -182,6 +182,7 @@ def test_batches_for_the_cpu_are_not_page_locked_where_there_is_an_accelerator(m
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(0.1)
 def test_batches_for_a_gpu_are_page_locked() -> None:
     loader = TrainingLoader(
         Numbers(4),

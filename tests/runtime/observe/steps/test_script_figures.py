@@ -72,6 +72,7 @@ def test_figures_that_come_at_the_end_are_recorded_where_no_thread_begins_any_mo
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(0.1)
 def test_figures_of_a_gpu_are_recorded(tmp_path: Path) -> None:
     records = RecordWriter(tmp_path / "records.jsonl")
     figures = ScriptFigures(records, is_first=True)
