@@ -1,9 +1,11 @@
 """What a run did, as JSON lines: one object an event, appended by rank 0. Nothing is printed or measured here.
 
 [Note: records behind the step] What a step tells is written by a thread, so that no step waits for a disk: a network
-drive that stands still holds up the records alone. A rank that is killed loses what the thread has not written yet, the
-last step as a rule. Events that others act upon, such as a checkpoint that a restart goes on from, are on the disk when
-`write` returns.
+drive that stands still holds up the records alone. The thread runs Python, which holds up the Python of the step, and
+the first record after other work takes it several times what further ones take. So it writes those of a quarter of a
+second together. A rank that is killed loses what is not written yet: the last step, or fast steps of that quarter.
+Events that others act upon, such as a checkpoint that a restart goes on from, are on the disk when `write` returns,
+behind the records of the steps before them.
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+#: JSON has no inf and nan: strict readers refuse a file that holds one.
+_ENCODER = json.JSONEncoder(allow_nan=False)
 #: Records that may wait for the disk: some minutes of fast steps, in 10 MB. Further ones are dropped, and counted.
 _MOST_WAITING = 16384
+#: Records that come so soon after one that waits are written with it.
+_GATHER_S = 0.25
 #: A process that ends waits so long for the disk to take what is left.
 _END_PATIENCE_S = 5.0
 
@@ -51,7 +56,8 @@ class RecordWriter:
             OSError: the file cannot be written.
         """
         if self._file is not None:
-            self._file.append(self._record(event, fields))
+            self.flush()
+            self._file.append([_line(self._record(event, fields))])
 
     def write_behind(self, event: str, fields: Callable[[], Mapping[str, Any]]) -> None:
         """Appends one record soon, see [Note: records behind the step]; a file that cannot be written is told once.
@@ -71,7 +77,7 @@ class RecordWriter:
                 return
             weakref.finalize(self, self._behind.end)
         time_s = time.time()
-        self._behind.put(event, lambda: {**self._record(event, fields()), "time": round(time_s, 6)})
+        self._behind.put(event, lambda: _line({**self._record(event, fields()), "time": round(time_s, 6)}))
 
     def flush(self) -> None:
         """Returns when all records are written, or after some seconds where the disk does not take them."""
@@ -83,7 +89,7 @@ class RecordWriter:
 
 
 class _File:
-    """A file that is appended to, a whole line at a time, by any thread."""
+    """A file that is appended to, whole lines at a time, by any thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -91,23 +97,20 @@ class _File:
         self._opening = threading.Lock()
         self._is_torn = False  # its last line is a part of one, as a full disk leaves it, or a process that was killed
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Appends a record as one line.
+    def append(self, lines: Sequence[bytes]) -> None:
+        """Appends lines, each with its end.
 
         Raises:
-            OSError: the file cannot be written, or took a part of the line only.
-            TypeError: a value is none of JSON's.
+            OSError: the file cannot be written, or took a part of them only.
         """
-        # JSON has no inf and nan: strict readers refuse a file that holds one.
-        line = f"{json.dumps(_finite(record), allow_nan=False)}\n".encode()
         descriptor = self._open()
-        if self._is_torn:
-            line = b"\n" + line  # else this record would be lost with the torn one
+        # Else the first of them would be lost with the torn one.
+        data = b"".join([b"\n", *lines] if self._is_torn else lines)
         try:
-            written = os.write(descriptor, line)
+            written = os.write(descriptor, data)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
-        self._is_torn = written < len(line)
+        self._is_torn = written < len(data)
         if self._is_torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
@@ -124,7 +127,18 @@ class _File:
             return self._descriptor
 
 
-_MakeRecord = Callable[[], Mapping[str, Any]]
+def _line(record: Mapping[str, Any]) -> bytes:
+    """Returns a record as a line.
+
+    Raises:
+        TypeError: a value is none of JSON's.
+    """
+    try:
+        text = _ENCODER.encode(record)
+    except (TypeError, ValueError):
+        # Seldom, so not looked for in each record: a number that is not finite, or a mapping that is no dict.
+        text = _ENCODER.encode(_finite(record))
+    return f"{text}\n".encode()
 
 
 def _finite(value: Any) -> Any:
@@ -157,37 +171,42 @@ class _WritesBehind:
 
     def __init__(self, file: _File) -> None:
         self._file = file
-        self._waiting: deque[tuple[str, _MakeRecord]] = deque()
+        self._waiting: list[tuple[str, Callable[[], bytes]]] = []
         self._changed = threading.Condition()
         self._is_idle = True
+        self._flushes = 0  # callers that wait for the file
         self._has_ended = False
         self._dropped = 0
         self._process = os.getpid()
         # A daemon: an interpreter that ends waits in `end`, and not for a disk that stands still.
         threading.Thread(target=self._run, name="dsrun-records", daemon=True).start()
 
-    def put(self, event: str, record: _MakeRecord) -> None:
-        """Takes a record of an event to write; after the end it is written at once."""
+    def put(self, event: str, line: Callable[[], bytes]) -> None:
+        """Takes the line of an event to write; after the end it is written at once."""
         if self._is_copy():
-            self._file.append(record())
+            self._file.append([line()])
             return
         with self._changed:
             if self._has_ended:
-                self._file.append(record())
+                self._file.append([line()])
                 return
             if len(self._waiting) >= _MOST_WAITING:
                 self._dropped += 1
                 return
-            self._waiting.append((event, record))
-            self._is_idle = False
-            self._changed.notify_all()
+            self._waiting.append((event, line))
+            if self._is_idle:
+                self._is_idle = False
+                self._changed.notify_all()
 
     def flush(self) -> None:
         """Returns when all is written, or when the disk has had time enough."""
         if self._is_copy():
             return
         with self._changed:
+            self._flushes += 1
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self._is_idle, _END_PATIENCE_S)
+            self._flushes -= 1
 
     def end(self) -> None:
         """Writes what is left, and has the thread end."""
@@ -210,21 +229,32 @@ class _WritesBehind:
                 if self._is_idle:
                     self._changed.notify_all()
                     self._changed.wait_for(lambda: bool(self._waiting) or self._has_ended)
+                self._changed.wait_for(lambda: self._flushes > 0 or self._has_ended, _GATHER_S)
                 if not self._waiting:
                     return
-                (event, record), dropped, self._dropped = self._waiting.popleft(), self._dropped, 0
+                waiting, self._waiting = self._waiting, []
+                dropped, self._dropped = self._dropped, 0
+            lines = _made(waiting)
+            # Not kept while the thread waits: at the end of the interpreter it would outlive what it refers to.
+            waiting.clear()
             try:
-                self._file.append(record())
+                self._file.append(lines)
             except OSError as error:
                 # A full disk must not end the training that it was to tell of.
                 if not is_told:
                     print(f"dsrun: records: {error.filename}: {error.strerror}; steps are not recorded", flush=True)
                 is_told = True
-            except Exception as error:
-                # Whoever made it is at fault; the records behind it are not.
-                print(f"dsrun: records: a record of {event!r} is not written: {error}", flush=True)
-            finally:
-                # Not kept while the thread waits: at the end of the interpreter it would outlive what it refers to.
-                del record
             if dropped:
                 print(f"dsrun: records: the disk was too slow; {dropped} steps are not recorded", flush=True)
+
+
+def _made(records: Iterable[tuple[str, Callable[[], bytes]]]) -> list[bytes]:
+    """Returns the lines of records by event; one that cannot be made is told, and left out."""
+    lines: list[bytes] = []
+    for event, line in records:
+        try:
+            lines.append(line())
+        except Exception as error:
+            # Whoever made it is at fault; the records behind it are not.
+            print(f"dsrun: records: a record of {event!r} is not written: {error}", flush=True)
+    return lines

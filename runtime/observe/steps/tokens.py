@@ -18,9 +18,10 @@ def count_tokens(args: Iterable[Any], kwargs: Mapping[str, Any]) -> int:
     Tokens are whole numbers in two dimensions. An image, a table of real numbers or a batch of labels is none, and a
     model that takes whole numbers of another meaning in two dimensions is counted wrongly.
     """
-    for tensor in _tensors([*args, *kwargs.values()]):
-        return tensor.numel() if _holds_tokens(tensor) else 0
-    return 0
+    first = _first_tensor(args)
+    if first is None:
+        first = _first_tensor(kwargs.values())
+    return first.numel() if first is not None and _holds_tokens(first) else 0
 
 
 def named_input(name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -31,8 +32,11 @@ def named_input(name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> An
         args: arguments of a forward.
         kwargs: its keyword arguments.
     """
-    batches = (cast("Mapping[Any, Any]", each) for each in (kwargs, *args) if isinstance(each, Mapping))
-    return next((found for batch in batches if (found := batch.get(name)) is not None), None)
+    found = kwargs.get(name)
+    for each in args:
+        if found is None and isinstance(each, Mapping):
+            found = cast("Mapping[Any, Any]", each).get(name)
+    return found
 
 
 def count_unpadded(args: Iterable[Any], kwargs: Mapping[str, Any], padded: int) -> Tensor | int:
@@ -65,9 +69,12 @@ def _holds_tokens(tensor: Tensor) -> bool:
     return tensor.ndim == 2 and tensor.dtype in (torch.int64, torch.int32)
 
 
-def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
+def _first_tensor(values: Iterable[Any]) -> Tensor | None:
     for value in values:
         if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, Mapping):
-            yield from _tensors(cast("Mapping[Any, Any]", value).values())
+            return value
+        if isinstance(value, Mapping):
+            found = _first_tensor(cast("Mapping[Any, Any]", value).values())
+            if found is not None:
+                return found
+    return None

@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -63,6 +64,21 @@ def test_records_behind_the_step_are_written_in_order_and_say_which_engine(tmp_p
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(100))
     assert {(line["engine"], line["loss"]) for line in lines} == {(1, None)}
+
+
+def test_an_event_that_others_act_upon_stands_behind_the_steps_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    writer = RecordWriter(path)
+    for number in range(3):
+        writer.write_behind("step", lambda number=number: {"step": number})
+    writer.write("checkpoint", {"step": 2})
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["step"] * 3 + ["checkpoint"]
+
+
+def test_a_mapping_of_any_kind_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    RecordWriter(path).write("step", {"memory": MappingProxyType({"cpu": 5, "gpu": float("inf")})})
+    assert json.loads(path.read_text())["memory"] == {"cpu": 5, "gpu": None}
 
 
 def test_a_process_that_ends_writes_what_is_left(tmp_path: Path) -> None:
