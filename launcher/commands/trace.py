@@ -47,7 +47,7 @@ def command(ranks: str | None, output: Path | None, as_json: bool, job: str) -> 
     missing = [rank for rank in taken if rank not in there]
     if missing:
         raise InputError(f"job {found.id} has no profile of rank {missing[0]}; there are {format_rank_set(there)}")
-    path = JobPaths(found.folder).merged_trace if output is None else output
+    path = _own_path(JobPaths(found.folder).merged_trace, taken, of=there) if output is None else output
     try:
         figures, damaged = _merge(found.folder, taken, path)
     except OSError as error:
@@ -60,6 +60,21 @@ def command(ranks: str | None, output: Path | None, as_json: bool, job: str) -> 
     else:
         click.echo("\n".join([str(path), "", *figure_lines(figures)]))
     return 0 if not damaged else DsrunError.exit_code
+
+
+def _own_path(merged: Path, ranks: Sequence[int], *, of: Sequence[int]) -> Path:
+    """Returns the file in the job's folder: some of the ranks have one of their own, beside that of all.
+
+    Raises:
+        InputError: the ranks are too many to be named.
+    """
+    if list(ranks) == list(of):
+        return merged
+    named = format_rank_set(ranks)
+    if len(named) > _MOST_NAME:
+        raise InputError(f"`--ranks` takes {len(ranks)} ranks, too many for the name of a file", hint="add `-o FILE`")
+    stem, _, ending = merged.name.partition(".")
+    return merged.with_name(f"{stem}-{named}.{ending}")
 
 
 def _merge(folder: Path, ranks: Sequence[int], path: Path) -> tuple[list[RankFigures], list[str]]:

@@ -65,6 +65,23 @@ def test_json_has_the_figures_of_the_ranks_that_are_asked_for(profiled: Path, tm
     assert not JobPaths(profiled).merged_trace.exists()
 
 
+def test_some_of_the_ranks_do_not_replace_the_file_of_all(profiled: Path) -> None:
+    merged = JobPaths(profiled).merged_trace
+    assert invoke("trace", "trained", "--ranks", "0,1").stdout.startswith(f"{merged}\n")
+    of_all = merged.read_bytes()
+    shown = invoke("trace", "trained", "--ranks", "1")
+    assert shown.stdout.startswith(f"{profiled / 'trace-1.json.gz'}\n")
+    assert merged.read_bytes() == of_all
+
+
+def test_ranks_that_no_name_holds_ask_for_a_file(profiled: Path) -> None:
+    for rank in range(3, 100, 2):
+        JobPaths(profiled).trace(rank).touch()
+    result = invoke("trace", "trained", "--ranks", ",".join(str(rank) for rank in range(3, 100, 2)))
+    assert result.exit_code == 2
+    assert "takes 49 ranks, too many for the name of a file\nhint: add `-o FILE`" in result.stderr
+
+
 def test_a_job_without_a_profile_names_the_way_to_one(job: Path) -> None:
     result = invoke("trace", "trained")
     assert result.exit_code == 2
