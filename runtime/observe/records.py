@@ -204,9 +204,11 @@ class _WritesBehind:
             return
         with self._changed:
             self._flushes += 1
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._is_idle, _END_PATIENCE_S)
-            self._flushes -= 1
+            try:
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._is_idle, _END_PATIENCE_S)
+            finally:
+                self._flushes -= 1
 
     def end(self) -> None:
         """Writes what is left, and has the thread end."""
