@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 import torch
 
@@ -112,12 +113,12 @@ class MemoryWatch:
         self._peaks = {use.tier: use.peak_bytes for use in sample.tiers}
         self._due = then
         if self._rank == 0:
-            self._records.write(SAMPLE_EVENT, to_record(sample))
+            self._records.write_behind(SAMPLE_EVENT, partial(to_record, sample))
 
     def _follow(self, history: AllocationHistory) -> None:
         if self._history_steps >= _FIRST_STEPS:
             found, self._history = history.finish(), None
-            self._records.write(HISTORY_EVENT, stacks_record(found))
+            self._records.write_behind(HISTORY_EVENT, partial(stacks_record, found))
             print("\n".join(stacks_lines(found)), flush=True)
         elif self._history_steps:
             self._history_steps += 1
@@ -137,7 +138,7 @@ class MemoryWatch:
         if self._rank != 0:
             return
         if growth.step % WINDOW_STEPS == 0 or growth.is_leak:
-            self._records.write(GROWTH_EVENT, asdict(growth))
+            self._records.write_behind(GROWTH_EVENT, partial(asdict, growth))
         if growth.is_leak and growth.tier not in self._leaks_told:
             self._leaks_told.add(growth.tier)
             print(f"dsrun: memory: {growth_line(growth)}; {LEAK_ADVICE}", flush=True)

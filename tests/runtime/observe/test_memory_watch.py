@@ -34,11 +34,12 @@ def run(watch: MemoryWatch, steps: range, *, micro_steps: int = 1, keep: list[Te
         watch.end_step(step, kinds)
 
 
-def make(path: Path | None, *, rank: int = 0) -> MemoryWatch:
-    return MemoryWatch(RecordWriter(path), rank=rank, device=torch.device("cpu"))
+def make(records: RecordWriter | None = None, *, rank: int = 0) -> MemoryWatch:
+    return MemoryWatch(records or RecordWriter(None), rank=rank, device=torch.device("cpu"))
 
 
-def read(path: Path, event: str) -> list[dict[str, Any]]:
+def read(writer: RecordWriter, path: Path, event: str) -> list[dict[str, Any]]:
+    writer.flush()
     records = [json.loads(line) for line in path.read_text().splitlines()]
     return [record for record in records if record["event"] == event]
 
@@ -49,17 +50,19 @@ def test_few_steps_are_sampled() -> None:
 
 @pytest.mark.parametrize("micro_steps", [1, 3])
 def test_four_moments_of_a_sampled_steps_first_micro_step_are_recorded(tmp_path: Path, micro_steps: int) -> None:
-    watch = make(tmp_path / "records.jsonl")
+    path = tmp_path / "records.jsonl"
+    records = RecordWriter(path)
+    watch = make(records)
     run(watch, range(3, 6), micro_steps=micro_steps)
     assert [(s.step, s.phase) for s in watch.samples] == [
         (3, phase) for phase in ("start", "forward", "backward", "update")
     ]
-    assert tuple(from_record(r) for r in read(tmp_path / "records.jsonl", "memory_sample")) == watch.samples
+    assert tuple(from_record(r) for r in read(records, path, "memory_sample")) == watch.samples
     assert watch.samples[0].tiers[0].kinds == (("parameters", 7),)
 
 
 def test_a_peak_that_rises_between_samples_has_its_next_step_sampled() -> None:
-    watch = make(None)
+    watch = make()
     run(watch, range(10, 15))
     use = watch.samples[-1].tiers[0]
     held = torch.ones(use.peak_bytes - use.held_bytes + use.peak_bytes // 8, dtype=torch.int8)
@@ -72,7 +75,7 @@ def test_between_sampled_steps_kinds_are_not_asked_for() -> None:
     def fail() -> tuple[tuple[str, int], ...]:
         raise AssertionError("asked")
 
-    watch = make(None)
+    watch = make()
     watch.begin_forward(4, fail)
     watch.begin_backward(fail)
     watch.end_backward(fail)
@@ -81,32 +84,43 @@ def test_between_sampled_steps_kinds_are_not_asked_for() -> None:
 
 
 def test_other_ranks_sample_and_write_nothing(tmp_path: Path) -> None:
-    watch = make(tmp_path / "records.jsonl", rank=1)
+    records = RecordWriter(tmp_path / "records.jsonl")
+    watch = make(records, rank=1)
     run(watch, range(1, 2))
+    records.flush()
     assert len(watch.samples) == 4
     assert not (tmp_path / "records.jsonl").exists()
 
 
+def test_a_full_disk_ends_no_step(capsys: pytest.CaptureFixture[str]) -> None:
+    records = RecordWriter(Path("/dev/full"))
+    run(make(records), range(1, 3))
+    records.flush()
+    assert capsys.readouterr().out == "dsrun: records: /dev/full: No space left on device; steps are not recorded\n"
+
+
 def test_what_each_step_keeps_is_told_once_with_its_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    watch, kept = make(tmp_path / "records.jsonl"), list[Tensor]()
+    path = tmp_path / "records.jsonl"
+    records = RecordWriter(path)
+    watch, kept = make(records), list[Tensor]()
     run(watch, range(1, 76), keep=kept)
     (growth,) = watch.growths
     assert growth.is_leak
     assert growth.bytes_per_step == pytest.approx(MIB, rel=0.05)
     (said,) = [line for line in capsys.readouterr().out.splitlines() if "memory" in line]
     assert said.startswith("dsrun: memory: host growth +1.0 MiB a step over 50 steps up to 60: a leak; look for ")
-    assert read(tmp_path / "records.jsonl", "memory_growth")[0]["step"] == 60
+    assert read(records, path, "memory_growth")[0]["step"] == 60
 
 
 def test_a_run_that_keeps_nothing_has_no_leak(capsys: pytest.CaptureFixture[str]) -> None:
-    watch = make(None)
+    watch = make()
     run(watch, range(1, 101))
     assert [growth.is_leak for growth in watch.growths] == [False]
     assert capsys.readouterr().out == ""
 
 
 def test_going_back_to_an_earlier_step_starts_the_watch_anew() -> None:
-    watch = make(None)
+    watch = make()
     run(watch, range(1, 41))
     run(watch, range(20, 61))
     assert watch.growths == ()
@@ -133,11 +147,12 @@ def test_allocations_are_recorded_over_the_first_three_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     history, path = NotedHistory(), tmp_path / "records.jsonl"
-    watch = MemoryWatch(RecordWriter(path), rank=0, device=torch.device("cpu"), history=history)
+    records = RecordWriter(path)
+    watch = MemoryWatch(records, rank=0, device=torch.device("cpu"), history=history)
     run(watch, range(11, 13), micro_steps=2)
     assert history.calls == ["start"]
     run(watch, range(13, 19))
     assert history.calls == ["start", "finish"]
-    (record,) = read(path, "memory_history")
+    (record,) = read(records, path, "memory_history")
     assert stacks_from_record(record).peak_bytes == 9
     assert capsys.readouterr().out.startswith("GPU peak of the recorded steps 9 B")
