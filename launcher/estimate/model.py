@@ -22,6 +22,7 @@ from dsrun.estimate.model.architecture import assumptions, from_transformers
 from dsrun.estimate.model.units import ModelSize, from_architecture, from_count, parse_count
 
 from ..process_modules import DESCRIBE_MODEL
+from ..records.follow import START_EVENT, read_line
 
 _CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _FORMS = "expected a count like `7B`, a transformers config.json, `module:callable`, or a script that has run before"
@@ -163,7 +164,7 @@ def _start_record(path: Path) -> dict[str, Any] | None:
     """Returns the first record of a run, if it is that of an engine's start."""
     try:
         with path.open("rb") as file:
-            record: Any = json.loads(file.readline(_MAX_BYTES))
-    except (OSError, ValueError):
+            record = read_line(file.readline(_MAX_BYTES))
+    except OSError:
         return None
-    return record if isinstance(record, dict) and record.get("event") == "start" else None
+    return record if record is not None and record.get("event") == START_EVENT else None

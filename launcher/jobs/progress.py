@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from dsrun.contract.job_paths import LOG_PATTERN, JobPaths
 from dsrun.contract.step_records import STEP_EVENT
 from dsrun.units import format_duration
 
-from ..records.follow import last_record
+from ..records.follow import RecordFollower, last_record
 from .live_status import read_live
 
 
@@ -90,15 +90,5 @@ def was_asked_to_stop(folder: Path) -> bool:
 
 
 def _events(folder: Path) -> Iterator[dict[str, Any]]:
-    try:
-        lines = JobPaths(folder).events.read_bytes().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            event: Any = json.loads(line)
-        except ValueError:
-            # Torn by a full disk, or still being written.
-            continue
-        if isinstance(event, dict):
-            yield event
+    with suppress(OSError):
+        yield from RecordFollower(JobPaths(folder).events).read()

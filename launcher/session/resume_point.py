@@ -10,7 +10,6 @@ the job's folder mostly shares the checkpoints' as well, so what is found here i
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import DsrunError
 
 from ..hosts.spec import HostSpec
+from ..records.follow import read_line
 from ..survey.client import HostAnswer, NoAnswer, Survey
 from ..transport.base import FIRST_WORD_PATIENCE_S, Transport
 
@@ -163,16 +163,7 @@ def _records(path: Path, kind: str) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for line in lines:
         # Cheap first: of a long run nearly all records are about steps.
-        if kind.encode() not in line:
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError:
-            # The rank died in the middle of its last line.
-            continue
-        match record:
-            case {"event": event} if event == kind:
-                records.append(record)
-            case _:
-                pass
+        record = read_line(line) if kind.encode() in line else None
+        if record is not None and record.get("event") == kind:
+            records.append(record)
     return records
