@@ -22,7 +22,10 @@ from ..traces.figures import RankFigures, figures_of
 from ..traces.merge import MergedTrace, read_job_times
 from ..traces.rank_trace import read_rank_trace, traced_ranks
 
+#: Letters of an operation's name in the table.
 _MOST_NAME = 60
+#: Letters of a set of ranks in the name of a file.
+_MOST_RANKS_NAME = 60
 
 
 @click.command("trace")
@@ -47,7 +50,7 @@ def command(ranks: str | None, output: Path | None, as_json: bool, job: str) -> 
     missing = [rank for rank in taken if rank not in there]
     if missing:
         raise InputError(f"job {found.id} has no profile of rank {missing[0]}; there are {format_rank_set(there)}")
-    path = _own_path(JobPaths(found.folder).merged_trace, taken, of=there) if output is None else output
+    path = _own_path(JobPaths(found.folder).merged_trace, taken, there) if output is None else output
     try:
         figures, damaged = _merge(found.folder, taken, path)
     except OSError as error:
@@ -62,16 +65,16 @@ def command(ranks: str | None, output: Path | None, as_json: bool, job: str) -> 
     return 0 if not damaged else DsrunError.exit_code
 
 
-def _own_path(merged: Path, ranks: Sequence[int], *, of: Sequence[int]) -> Path:
+def _own_path(merged: Path, ranks: Sequence[int], profiled: Sequence[int]) -> Path:
     """Returns the file in the job's folder: some of the ranks have one of their own, beside that of all.
 
     Raises:
         InputError: the ranks are too many to be named.
     """
-    if list(ranks) == list(of):
+    if list(ranks) == list(profiled):
         return merged
     named = format_rank_set(ranks)
-    if len(named) > _MOST_NAME:
+    if len(named) > _MOST_RANKS_NAME:
         raise InputError(f"`--ranks` takes {len(ranks)} ranks, too many for the name of a file", hint="add `-o FILE`")
     stem, _, ending = merged.name.partition(".")
     return merged.with_name(f"{stem}-{named}.{ending}")
