@@ -5,7 +5,8 @@ drive that stands still holds up the records alone. The thread runs Python, whic
 the first record after other work takes it several times what further ones take. So it writes those of a quarter of a
 second together. A rank that is killed loses what is not written yet: the last step, or fast steps of that quarter.
 Events that others act upon, such as a checkpoint that a restart goes on from, are on the disk when `write` returns,
-behind the records of the steps before them.
+behind the records of the steps before them. A disk that is full ends no run that it was to tell of: what is lost is
+told instead.
 """
 
 from __future__ import annotations
@@ -49,15 +50,16 @@ class RecordWriter:
         """Whether records are kept."""
         return self._file is not None
 
-    def write(self, event: str, fields: Mapping[str, Any]) -> None:
+    def write(self, event: str, fields: Mapping[str, Any]) -> bool:
         """Appends one record, with the event's name and the time in seconds since the epoch.
 
-        Raises:
-            OSError: the file cannot be written.
+        Returns:
+            Whether it is written, or there is no file; where the file cannot be written, that has been told.
         """
-        if self._file is not None:
-            self.flush()
-            self._file.append([_line(self._record(event, fields))])
+        if self._file is None:
+            return True
+        self.flush()
+        return self._file.append_or_tell([_line(self._record(event, fields))], f"`{event}` is not recorded")
 
     def write_behind(self, event: str, fields: Callable[[], Mapping[str, Any]]) -> None:
         """Appends one record soon, see [Note: records behind the step]; a file that cannot be written is told once.
@@ -113,6 +115,19 @@ class _File:
         self._is_torn = written < len(data)
         if self._is_torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+
+    def append_or_tell(self, lines: Sequence[bytes], loss: str) -> bool:
+        """Appends lines, each with its end; where the file cannot be written, prints so, and what is lost by it.
+
+        Returns:
+            Whether they are written.
+        """
+        try:
+            self.append(lines)
+        except OSError as error:
+            print(f"dsrun: records: {error.filename}: {error.strerror}; {loss}", flush=True)
+            return False
+        return True
 
     def _open(self) -> int:
         with self._opening:
@@ -184,11 +199,11 @@ class _WritesBehind:
     def put(self, event: str, line: Callable[[], bytes]) -> None:
         """Takes the line of an event to write; after the end it is written at once."""
         if self._is_copy():
-            self._file.append([line()])
+            self._file.append_or_tell([line()], f"`{event}` is not recorded")
             return
         with self._changed:
             if self._has_ended:
-                self._file.append([line()])
+                self._file.append_or_tell([line()], f"`{event}` is not recorded")
                 return
             if len(self._waiting) >= _MOST_WAITING:
                 self._dropped += 1

@@ -190,9 +190,10 @@ def _nobody(nbytes: int, seconds: float) -> None:
 def _tell(records: RecordWriter, target: Place, step: int, nbytes: int, seconds: float) -> None:
     """Records and prints on rank 0 that a checkpoint is there, in whatever thread has seen it."""
     fields = {"path": absolute(target), "tag": target.name, "step": step}
-    records.write(CHECKPOINT_EVENT, {**fields, "seconds": round(seconds, 6), "bytes": nbytes})
+    is_recorded = records.write(CHECKPOINT_EVENT, {**fields, "seconds": round(seconds, 6), "bytes": nbytes})
+    doubt = "" if is_recorded else "; a restart of the job will not find it, for it is not recorded"
     # In one piece: the script may print meanwhile, in its own thread.
-    print(f"saved {target} ({format_bytes(nbytes)}, {seconds:.1f} s)\n", end="", flush=True)
+    print(f"saved {target} ({format_bytes(nbytes)}, {seconds:.1f} s){doubt}\n", end="", flush=True)
 
 
 def _schedule(scheduler: Scheduler) -> dict[str, Any]:

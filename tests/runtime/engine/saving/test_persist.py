@@ -453,6 +453,24 @@ def test_what_a_save_records_is_what_a_job_started_again_loads(tmp_path: Path, m
     assert again.global_steps == 2
 
 
+def test_a_save_whose_record_finds_no_room_is_whole_and_says_what_that_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = JobPaths(tmp_path / "job").records
+    records.parent.mkdir()
+    records.symlink_to("/dev/full")
+    monkeypatch.setenv(RUN_DIR_ENV, str(tmp_path / "job"))
+    engine = make_engine(config(1, micro=2))
+    train(engine, range(2), samples=2)
+    engine.save_checkpoint(tmp_path / "here", tag="a")
+    engine.destroy()
+    told = capsys.readouterr().out
+    assert f"dsrun: records: {records}: No space left on device; `checkpoint` is not recorded\n" in told
+    (line,) = [line for line in told.splitlines() if line.startswith("saved ")]
+    assert line.endswith("; a restart of the job will not find it, for it is not recorded")
+    assert make_engine(config(1, micro=2), seed=8).load_checkpoint(tmp_path / "here")[0] == str(tmp_path / "here" / "a")
+
+
 def _addresses() -> list[str]:
     engine = make_engine(config(0, micro=1))
     texts: list[str] = []
