@@ -155,5 +155,5 @@ def read_memory_total(folder: Path) -> Mapping[str, int]:
     """
     try:
         return memory_sizes(json.loads(JobPaths(folder).machine.read_bytes())["probe"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return {}

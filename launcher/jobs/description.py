@@ -35,11 +35,16 @@ def job_rows(job: Job) -> Iterator[Row]:
 
 def plan_rows(job: Job) -> Iterator[Row]:
     """Yields what was started on which hosts; of a plan of another version, as far as it is understood."""
+    # Plans are kept as they were, see `JobRecord.plan`.
+    yield from _understood(_rows_of_plan(job), "plan", "job.json")
+
+
+def _understood(rows: Iterator[Row], label: str, file: str) -> Iterator[Row]:
+    """Yields rows up to the first one that is of another form than this version writes, and then where it stands."""
     try:
-        yield from _rows_of_plan(job)
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
-        # Plans are kept as they were, see `JobRecord.plan`.
-        yield "plan", "of another version of dsrun; job.json has it"
+        yield from rows
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError):
+        yield label, f"of another version of dsrun, or damaged; {file} has it"
 
 
 def _rows_of_plan(job: Job) -> Iterator[Row]:
@@ -72,11 +77,15 @@ def _rows_of_plan(job: Job) -> Iterator[Row]:
 
 
 def hardware_rows(probe: dict[str, Any]) -> Iterator[Row]:
-    """Yields what the first host has.
+    """Yields what the first host has, as far as it is understood.
 
     Args:
         probe: Report of the host, from `machine.json`.
     """
+    yield from _understood(_rows_of_hardware(probe), "hardware", "machine.json")
+
+
+def _rows_of_hardware(probe: dict[str, Any]) -> Iterator[Row]:
     if host := probe.get("host"):
         container = f", in {host['container']}" if host.get("container") else ""
         yield "host", f"{host['name']}, {host['os']}, kernel {host['kernel']}{container}"
@@ -96,12 +105,16 @@ def hardware_rows(probe: dict[str, Any]) -> Iterator[Row]:
 
 
 def software_rows(probe: dict[str, Any], facts: dict[str, Any]) -> Iterator[Row]:
-    """Yields versions, the state of the code and variables.
+    """Yields versions, the state of the code and variables, as far as they are understood.
 
     Args:
         probe: Report of the host, from `machine.json`.
         facts: Contents of `machine.json`.
     """
+    yield from _understood(_rows_of_software(probe, facts), "software", "machine.json")
+
+
+def _rows_of_software(probe: dict[str, Any], facts: dict[str, Any]) -> Iterator[Row]:
     versions: dict[str, Any] = probe.get("versions") or {}
     named = [f"{name} {versions[name]}" for name in ("dsrun", "python", "torch", "cuda", "nccl") if versions.get(name)]
     if probe.get("driver"):
@@ -122,7 +135,11 @@ def software_rows(probe: dict[str, Any], facts: dict[str, Any]) -> Iterator[Row]
 
 
 def end_rows(job: Job) -> Iterator[Row]:
-    """Yields how the ranks ended; of a job that runs, nothing."""
+    """Yields how the ranks ended, as far as it is understood; of a job that runs, nothing."""
+    yield from _understood(_rows_of_end(job), "end", "outcome.json")
+
+
+def _rows_of_end(job: Job) -> Iterator[Row]:
     outcome = job.outcome or {}
     if outcome.get("attempts", 0) > 1:
         yield "attempts", str(outcome["attempts"])

@@ -13,7 +13,7 @@ import hashlib
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +113,18 @@ def memory_sizes(probe: Mapping[str, Any]) -> dict[str, int]:
         `gpu`: memory of the smallest GPU that can be used, for that is full first; `cpu`: memory of the host, or the
         limit of its cgroup if that is less.
     """
-    gpus = [gpu.get("memory_total_bytes") for gpu in probe.get("gpus") or () if gpu.get("usable", True)]
-    memory: Mapping[str, Any] = probe.get("memory") or {}
-    hosts = [memory.get(name) for name in ("total_bytes", "cgroup_limit_bytes")]
-    return {tier: min(known) for tier, sizes in (("gpu", gpus), ("cpu", hosts)) if (known := list(filter(None, sizes)))}
+    try:
+        gpus = [gpu.get("memory_total_bytes") for gpu in probe.get("gpus") or () if gpu.get("usable", True)]
+        memory: Mapping[str, Any] = probe.get("memory") or {}
+        hosts = [memory.get(name) for name in ("total_bytes", "cgroup_limit_bytes")]
+    except (AttributeError, TypeError):
+        return {}  # of another form than this version writes
+    found = {"gpu": _sizes(gpus), "cpu": _sizes(hosts)}
+    return {tier: min(sizes) for tier, sizes in found.items() if sizes}
+
+
+def _sizes(values: Iterable[object]) -> list[int]:
+    return [value for value in values if isinstance(value, int) and 0 < value < 1 << 63]
 
 
 def digest_of_file(path: Path) -> str | None:

@@ -228,7 +228,38 @@ def test_a_timeline_has_the_last_of_very_many_checkpoints_and_failures(tmp_path:
 @pytest.mark.parametrize("plan", [{"program": {"target": "train.py"}}, {"nodes": [{"workers": []}]}])
 def test_a_plan_of_another_version_is_told(tmp_path: Path, plan: dict[str, Any]) -> None:
     folder = leave_job(tmp_path, "old", outcome="done", plan=plan)
-    assert "of another version of dsrun; job.json has it" in checked(page(folder)).text
+    assert "of another version of dsrun, or damaged; job.json has it" in checked(page(folder)).text
+
+
+@pytest.mark.parametrize(
+    "probe", [[], {"cpu": [[]]}, {"host": {"name": "gpu1"}}, {"gpus": [None]}, {"memory": {"total_bytes": ["x"]}}]
+)
+def test_facts_of_another_version_are_told(tmp_path: Path, probe: object) -> None:
+    folder = leave_job(tmp_path, "old", outcome="done")
+    facts = {"schema_version": 1, "probe": probe, "git": {"commit": "abc"}}
+    JobPaths(folder).machine.write_text(json.dumps(facts))
+    text = checked(page(folder)).text
+    assert ("of another version of dsrun, or damaged; machine.json has it" in text) == bool(probe)
+    assert "abc, changes unknown" in text
+
+
+def test_ranks_of_another_version_end_no_report(tmp_path: Path) -> None:
+    folder = leave_job(tmp_path, "old", outcome="done")
+    outcome = json.loads(JobPaths(folder).outcome.read_text())
+    JobPaths(folder).outcome.write_text(json.dumps({**outcome, "ranks": [{"rank": "first"}]}))
+    assert "of another version of dsrun, or damaged; outcome.json has it" in checked(page(folder)).text
+
+
+@pytest.mark.parametrize("time", ["1e300", "-1e300", "NaN", "Infinity", "1" + "0" * 400, "253402300800", '"now"'])
+def test_an_event_of_no_date_is_left_out(tmp_path: Path, time: str) -> None:
+    folder = leave_job(tmp_path, "odd", outcome="failed")
+    with JobPaths(folder).events.open("w") as file:
+        file.write(f'{{"event": "host_lost", "host": "gpu7", "time": {time}}}\n')
+        file.write(f'{{"event": "host_lost", "host": "gpu8", "time": {NOW.timestamp()}}}\n')
+    text = page(folder)
+    checked(text)
+    assert "gpu8" in text
+    assert "gpu7" not in text
 
 
 def test_records_of_another_version_are_told(tmp_path: Path) -> None:
