@@ -117,3 +117,4 @@ class Progress:
         """Begins the global batch again, as after a checkpoint was loaded."""
         self.micro_steps_done = 0
         self.backward_done = False
+        self.backwards = 0

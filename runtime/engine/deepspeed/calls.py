@@ -229,6 +229,10 @@ class Calls:
             missing_ok=stands_for_deepspeed() if missing_ok is None else missing_ok,
             wait=self.wait_for_checkpoint,
         )
+        if found is not None:
+            # What the script did of the global batch that is given up counts no more.
+            self._components.report.forget_losses()
+            self._components.script.forget()
         if found is None and missing_ok is None and self.global_rank == 0:
             print(f"dsrun: load_checkpoint: {what_lacks(load_dir)}; nothing was loaded", flush=True)
         return found, client_state

@@ -211,6 +211,7 @@ class Checkpoints:
         self._hooks.before_step()
         self._guard.check_memory()
         run.access.writes.take_over()
+        run.sharded.reducer.drop_strays()
         run.sharded.reducer.zero()
         run.progress.restart_batch()
         take_over(run, found, progress=self._heartbeat.beat)

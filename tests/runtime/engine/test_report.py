@@ -93,6 +93,24 @@ def test_a_batch_whose_gradients_are_forgotten_does_not_count(steps: Steps) -> N
     assert (record["loss"], record["tokens"]) == (1.0, 2 * CONTEXT)
 
 
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_batch_that_a_load_gives_up_does_not_count(tmp_path: Path, steps: Steps, stage: int) -> None:
+    engine = make_engine(config(stage, micro=2, accumulation=2))
+    tokens = torch.zeros(2, CONTEXT, dtype=torch.int64)
+    engine.save_checkpoint(tmp_path / "saved")
+    engine.backward(engine(tokens).sum() * 0 + 100.0)
+    engine.step()
+    engine.log({"given up": 1.0})
+    engine(tokens)  # without a backward
+    engine.load_checkpoint(tmp_path / "saved")
+    for _ in range(2):
+        engine.backward(engine(tokens).sum() * 0 + 1.0)
+        engine.step()
+    [record] = steps(engine)
+    assert (record["step"], record["loss"], record["tokens"]) == (1, 1.0, 4 * CONTEXT)
+    assert engine.global_samples == 4
+
+
 class Scored(nn.Module):
     """A model that takes tokens with a mask and labels, as Hugging Face's do."""
 

@@ -237,6 +237,18 @@ def test_loading_in_the_middle_of_a_global_batch_starts_a_whole_one(tmp_path: Pa
     assert take(engine, 2) == expected
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_gradients_of_a_backward_without_a_forward_are_not_added_after_a_load(tmp_path: Path, stage: int) -> None:
+    engine = make(stage, samples=6)
+    take(engine, 1)
+    engine.save_checkpoint(tmp_path)
+    expected = take(engine, 3)  # the rate of the first two is nothing
+    trained = [param for param in engine.module.parameters() if param.requires_grad]
+    torch.stack([param.float().square().sum() for param in trained]).sum().mul(1e3).backward()
+    engine.load_checkpoint(tmp_path)
+    assert take(engine, 3) == expected
+
+
 def test_parts_of_a_checkpoint_can_be_left_out(tmp_path: Path) -> None:
     engine = make(2)
     take(engine, 2)
