@@ -16,6 +16,8 @@ from typing import Any
 START_EVENT = "start"
 #: Read at once, so that a file of gigabytes is never in memory as a whole.
 _CHUNK_BYTES = 1 << 20
+#: The year 9999, nearly: in no zone of time is it a later one.
+_MOST_TIME_S = 253_000_000_000
 
 
 class RecordFollower:
@@ -55,6 +57,11 @@ class RecordFollower:
                     record = read_line(line)
                     if record is not None:
                         yield record
+
+
+def is_date(time_s: object) -> bool:
+    """Returns whether seconds since the epoch are of a year that a calendar has, wherever they are shown."""
+    return isinstance(time_s, int | float) and 0 <= time_s < _MOST_TIME_S
 
 
 def last_record(path: Path, event: str, *, with_number: str, tail_bytes: int = 1 << 16) -> dict[str, Any] | None:

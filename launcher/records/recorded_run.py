@@ -27,7 +27,7 @@ from dsrun.contract.step_records import (
 )
 from dsrun.contract.wait_records import WAITS_EVENT, WaitRecord, from_fields
 
-from .follow import START_EVENT, RecordFollower
+from .follow import START_EVENT, RecordFollower, is_date
 
 #: Stands for what is not known.
 NAN = math.nan
@@ -189,9 +189,9 @@ class RecordedRun:
             case event if event == LOG_EVENT:
                 self._take_figures(record)
             case event if event == CHECKPOINT_EVENT:
-                self.checkpoints.append({**record, "time": float(record["time"])})
+                self.checkpoints.append({**record, "time": _time_s(record)})
             case event if event == START_EVENT:
-                self.starts.append({**record, "time": float(record["time"])})
+                self.starts.append({**record, "time": _time_s(record)})
                 self._is_first_of_attempt = len(self.starts) > 1
             case _:
                 pass
@@ -201,6 +201,7 @@ class RecordedRun:
         for name in _REQUIRED:
             if not math.isfinite(record[name]):
                 raise ValueError(name)
+        _time_s(record)
         row: dict[str, float] = {
             name: value for name, value in record.items() if type(value) in _NUMBER_TYPES and name in _NUMBERS
         }
@@ -241,7 +242,7 @@ class RecordedRun:
         self.last_waits = waits
         if waits.waited_s:
             by_rank = {str(rank): float(seconds) for rank, seconds in waits.waited_s.items()}
-            about = {"step": float(waits.step), "time": float(record["time"]), "step_s": float(waits.step_s)}
+            about = {"step": float(waits.step), "time": _time_s(record), "step_s": float(waits.step_s)}
             self.waits.append(about | by_rank)
 
     def _take_figures(self, record: Mapping[str, Any]) -> None:
@@ -254,6 +255,13 @@ class RecordedRun:
                 self.figures[name] = Columns()
             number = NAN if value is None else float(value)
             self.figures[name].append({"step": float(log.step), "time": float(log.time), "value": number})
+
+
+def _time_s(record: Mapping[str, Any]) -> float:
+    """Returns the time of a record; of one that is no date, a ValueError."""
+    if not is_date(record["time"]):
+        raise ValueError("time")
+    return float(record["time"])
 
 
 def read_run(folder: Path) -> RecordedRun:

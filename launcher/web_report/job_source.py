@@ -18,7 +18,7 @@ from ..jobs.facts import SCHEMA_VERSION
 from ..jobs.listing import Job
 from ..jobs.record import read_json
 from ..masking import Masker
-from ..records.follow import RecordFollower
+from ..records.follow import RecordFollower, is_date
 from ..records.recorded_run import RecordedRun, read_run
 
 #: Lines of the failing rank that a report shows, and bytes in which they are looked for.
@@ -26,8 +26,6 @@ _LOG_LINES, _LOG_BYTES = 40, 1 << 16
 #: Events that a report tells of; a rank that starts is none.
 _TOLD_EVENTS = ("waiting", "start", "rank_exit", "restart", "hang", "straggler", "host_lost", "kill", "stop", "end")
 _MOST_EVENTS = 20_000
-#: The year 9999, nearly: in no zone of time is it a later one.
-_MOST_TIME_S = 253_000_000_000
 _RANK = re.compile(r"\brank ([0-9]+)\b")
 
 
@@ -107,7 +105,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
     has_failed = False
     try:
         for event in RecordFollower(path).read():
-            if event.get("event") in _TOLD_EVENTS and _is_date(event.get("time")):
+            if event.get("event") in _TOLD_EVENTS and is_date(event.get("time")):
                 if event["event"] == "start":
                     has_failed = False
                 if event["event"] == "rank_exit":
@@ -123,11 +121,6 @@ def _events(path: Path) -> list[dict[str, Any]]:
         # A page without a timeline says more than none.
         return events
     return events
-
-
-def _is_date(time_s: object) -> bool:
-    """Whether seconds since the epoch are of a year of four digits, wherever that is shown."""
-    return isinstance(time_s, int | float) and 0 <= time_s < _MOST_TIME_S
 
 
 def _failing_rank(job: Job, events: Sequence[dict[str, Any]]) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -260,6 +261,16 @@ def test_an_event_of_no_date_is_left_out(tmp_path: Path, time: str) -> None:
     checked(text)
     assert "gpu8" in text
     assert "gpu7" not in text
+
+
+@pytest.mark.parametrize("event", ["start", "step", "checkpoint", "waits"])
+@pytest.mark.parametrize("time", [1e300, -1e300, math.nan, 253402300800])
+def test_a_record_of_no_date_is_told(tmp_path: Path, event: str, time: float) -> None:
+    folder = leave_job(tmp_path, "odd", outcome="done")
+    lines = [start_line(), *run_lines(range(1, 51))]
+    at = [line["event"] for line in lines].index(event)
+    append_records(folder, [*lines[:at], {**lines[at], "time": time}, *lines[at + 1 :]])
+    assert "1 records are of another version or damaged" in checked(page(folder)).text
 
 
 def test_records_of_another_version_are_told(tmp_path: Path) -> None:
