@@ -28,6 +28,7 @@ _ENCODER = json.JSONEncoder(allow_nan=False)
 _MOST_WAITING = 16384
 #: Records that come so soon after one that waits are written with it.
 _GATHER_S = 0.25
+_STEPS_LOST = "steps are not recorded"
 #: A process that ends waits so long for the disk to take what is left.
 _END_PATIENCE_S = 5.0
 
@@ -54,12 +55,12 @@ class RecordWriter:
         """Appends one record, with the event's name and the time in seconds since the epoch.
 
         Returns:
-            Whether it is written, or there is no file; where the file cannot be written, that has been told.
+            Whether it is written, or there is no file; where the file cannot be written, that is told once an event.
         """
         if self._file is None:
             return True
         self.flush()
-        return self._file.append_or_tell([_line(self._record(event, fields))], f"`{event}` is not recorded")
+        return self._file.append([_line(self._record(event, fields))], f"`{event}` is not recorded")
 
     def write_behind(self, event: str, fields: Callable[[], Mapping[str, Any]]) -> None:
         """Appends one record soon, see [Note: records behind the step]; a file that cannot be written is told once.
@@ -97,37 +98,32 @@ class _File:
         self._path = path
         self._descriptor: int | None = None
         self._opening = threading.Lock()
+        self._losses: set[str] = set()  # that have been told
         self._is_torn = False  # its last line is a part of one, as a full disk leaves it, or a process that was killed
 
-    def append(self, lines: Sequence[bytes]) -> None:
-        """Appends lines, each with its end.
-
-        Raises:
-            OSError: the file cannot be written, or took a part of them only.
-        """
-        descriptor = self._open()
-        # Else the first of them would be lost with the torn one.
-        data = b"".join([b"\n", *lines] if self._is_torn else lines)
-        try:
-            written = os.write(descriptor, data)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self._path)) from error
-        self._is_torn = written < len(data)
-        if self._is_torn:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
-
-    def append_or_tell(self, lines: Sequence[bytes], loss: str) -> bool:
-        """Appends lines, each with its end; where the file cannot be written, prints so, and what is lost by it.
+    def append(self, lines: Sequence[bytes], loss: str) -> bool:
+        """Appends lines, each with its end; where the file cannot be written, prints once what is lost by it.
 
         Returns:
             Whether they are written.
         """
         try:
-            self.append(lines)
+            self._write(lines)
         except OSError as error:
-            print(f"dsrun: records: {error.filename}: {error.strerror}; {loss}", flush=True)
+            if loss not in self._losses:
+                self._losses.add(loss)
+                print(f"dsrun: records: {self._path}: {error.strerror or error}; {loss}", flush=True)
             return False
         return True
+
+    def _write(self, lines: Sequence[bytes]) -> None:
+        descriptor = self._open()
+        # Else the first of them would be lost with the torn one.
+        data = b"".join([b"\n", *lines] if self._is_torn else lines)
+        written = os.write(descriptor, data)
+        self._is_torn = written < len(data)
+        if self._is_torn:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _open(self) -> int:
         with self._opening:
@@ -199,11 +195,11 @@ class _WritesBehind:
     def put(self, event: str, line: Callable[[], bytes]) -> None:
         """Takes the line of an event to write; after the end it is written at once."""
         if self._is_copy():
-            self._file.append_or_tell([line()], f"`{event}` is not recorded")
+            self._file.append([line()], _STEPS_LOST)
             return
         with self._changed:
             if self._has_ended:
-                self._file.append_or_tell([line()], f"`{event}` is not recorded")
+                self._file.append([line()], _STEPS_LOST)
                 return
             if len(self._waiting) >= _MOST_WAITING:
                 self._dropped += 1
@@ -239,7 +235,6 @@ class _WritesBehind:
         return self._process != os.getpid()
 
     def _run(self) -> None:
-        is_told = False
         while True:
             with self._changed:
                 self._is_idle = not self._waiting
@@ -254,13 +249,7 @@ class _WritesBehind:
             lines = _made(waiting)
             # Not kept while the thread waits: at the end of the interpreter it would outlive what it refers to.
             waiting.clear()
-            try:
-                self._file.append(lines)
-            except OSError as error:
-                # A full disk must not end the training that it was to tell of.
-                if not is_told:
-                    print(f"dsrun: records: {error.filename}: {error.strerror}; steps are not recorded", flush=True)
-                is_told = True
+            self._file.append(lines, _STEPS_LOST)
             if dropped:
                 print(f"dsrun: records: the disk was too slow; {dropped} steps are not recorded", flush=True)
 

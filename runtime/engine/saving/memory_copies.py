@@ -49,7 +49,7 @@ class CopiesInMemory:
         self._moment = moment
         self._heartbeat = heartbeat
         self._records = records
-        self._is_told = False
+        self._is_told = self._is_recorded = False
         self.client_state: ClientState | None = None
 
     @property
@@ -76,9 +76,11 @@ class CopiesInMemory:
         state = self.client_state
         here: Mapping[str, Any] = (state() if callable(state) else state) or {}
         took = copies.take(step, lambda: state_for_memory(run, self._moment.to_save(), here))
+        if took and not self._is_recorded:
+            # The launcher removes what is left of copies where it finds this record: it comes until there is room.
+            self._is_recorded = self._records.write(MEMORY_COPY_EVENT, {"step": step, "bytes": copies.held_bytes})
         if took and not self._is_told:
             self._is_told = True
-            self._records.write(MEMORY_COPY_EVENT, {"step": step, "bytes": copies.held_bytes})
             if run.mesh.info.rank == 0:
                 print(
                     f"dsrun: a copy of the state in memory every {copies.every} steps, of "

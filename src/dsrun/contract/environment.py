@@ -5,8 +5,8 @@ work unchanged, and a worker started by torchrun is understood as well. Ranks of
 names: `dsrun.contract.foreign_ranks` knows theirs.
 
 [Note: resuming] The runtime appends a `CHECKPOINT_EVENT` to the job's records (`JobPaths.records`) once a checkpoint is
-complete and durable. A launcher that starts the job again puts the `path` of the newest one into `RESUME_ENV`, and
-`engine.load_checkpoint` loads it.
+complete and durable; where there is no room for it, the runtime says so and goes on. A launcher that starts the job
+again puts the `path` of the newest one into `RESUME_ENV`, and `engine.load_checkpoint` loads it.
 
 [Note: nonce] Who serves the rendezvous store sets `NONCE_KEY` in it and `NONCE_ENV` in the ranks. A rank that finds
 another value there, or none, has reached another job's store, and ends.

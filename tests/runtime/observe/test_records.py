@@ -61,7 +61,7 @@ def test_a_folder_that_cannot_be_made_ends_nothing(tmp_path: Path, capsys: pytes
     (tmp_path / "file").touch()
     assert not RecordWriter(tmp_path / "file" / "job" / "records.jsonl").write("start", {})
     assert capsys.readouterr().out == (
-        f"dsrun: records: {tmp_path}/file/job: Not a directory; `start` is not recorded\n"
+        f"dsrun: records: {tmp_path}/file/job/records.jsonl: Not a directory; `start` is not recorded\n"
     )
 
 
@@ -124,6 +124,18 @@ def test_a_full_disk_is_told_once_and_ends_nothing(capsys: pytest.CaptureFixture
         writer.write_behind("step", lambda number=number: {"step": number})
     writer.flush()
     assert capsys.readouterr().out == "dsrun: records: /dev/full: No space left on device; steps are not recorded\n"
+
+
+def test_a_full_disk_is_told_once_an_event_and_after_the_end_too(capsys: pytest.CaptureFixture[str]) -> None:
+    writer = RecordWriter(Path("/dev/full"))
+    writer.write_behind("step", dict)
+    assert writer._behind is not None
+    writer._behind.end()
+    for _ in range(2):
+        writer.write_behind("step", dict)
+        writer.write("checkpoint", {})
+    told = "dsrun: records: /dev/full: No space left on device"
+    assert capsys.readouterr().out == f"{told}; steps are not recorded\n{told}; `checkpoint` is not recorded\n"
 
 
 def test_numbers_that_are_not_finite_are_left_out_wherever_they_stand(tmp_path: Path) -> None:

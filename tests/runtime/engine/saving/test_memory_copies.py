@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 import torch
 
 import dsrun
-from dsrun.contract.environment import MEMORY_COPY_ENV, RESTART_COUNT_ENV
+from dsrun.contract.environment import MEMORY_COPY_ENV, MEMORY_COPY_EVENT, RESTART_COUNT_ENV, RUN_DIR_ENV
+from dsrun.contract.job_paths import JobPaths
+from dsrun.runtime.observe.records import RecordWriter
 from support.inside_engine import components_of
 from support.models import TinyGPT
 from support.ranks import run_ranks
@@ -181,3 +184,26 @@ def _without_launcher(folder: str) -> bool:
 
 def test_nothing_is_copied_where_nobody_would_start_the_job_again(tmp_path: Path) -> None:
     assert run_ranks(1, _without_launcher, str(tmp_path)) == [True]
+
+
+def _without_room(folder: str) -> list[str]:
+    """The first record of a copy finds no room, the second does; the launcher removes copies by that record."""
+    records = JobPaths(Path(folder) / "job").records
+    records.parent.mkdir()
+    records.symlink_to("/dev/full")
+    os.environ[RUN_DIR_ENV] = str(records.parent)
+    engine = make(folder, 1, hosts=1, attempt=0)
+    train(engine, range(EVERY), samples=3)
+    engine.wait_for_checkpoint()
+    records.unlink()
+    components_of(engine).copies._records = RecordWriter(records)
+    train(engine, range(EVERY, 3 * EVERY), samples=3)
+    engine.wait_for_checkpoint()
+    return [
+        record["event"] for line in records.read_text().splitlines() if "samples" not in (record := json.loads(line))
+    ]
+
+
+def test_a_copy_whose_record_found_no_room_is_recorded_with_the_next_one(tmp_path: Path) -> None:
+    [events] = run_ranks(1, _without_room, str(tmp_path))
+    assert events == [MEMORY_COPY_EVENT]
