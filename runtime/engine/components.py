@@ -104,6 +104,15 @@ class Components:
     on_signal: SaveOnSignal
     watchers: tuple[StepWatcher, ...]
 
+    def forget_batch(self) -> None:
+        """Forgets what was counted of a global batch that is given up: losses, tokens, operations and forwards."""
+        self.report.forget_losses()
+        self.backwards.forget_forwards()
+        self.script.forget()
+        self.profile.forget()
+        if self.flops is not None:
+            self.flops.take_step()
+
 
 def make_components(
     settings: Config,

@@ -395,7 +395,7 @@ class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, MonitorAcce
             self._progress.micro_steps_done = 0
         if self._progress.backwards:
             # Their losses and tokens count no more; a forward that only waits for its backward has no gradients yet.
-            self._components.report.forget_losses()
+            self._components.forget_batch()
         self._progress.backwards = 0
         self._components.script.forget()
         reducer.drop_strays()

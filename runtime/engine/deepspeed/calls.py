@@ -198,6 +198,9 @@ class Calls:
         Where a job that was started again has a copy in memory (`checkpoint.memory_copy`) that is newer than what
         would be loaded, the first call without `tag` and `load_module_only` goes on from that.
 
+        A load ends the global batch that is under way: its gradients, losses, tokens and samples are given up, and the
+        next micro step is its first, also with `load_module_only`. Where nothing is loaded the batch goes on.
+
         Returns:
             the tag's folder, or that of the copy in memory, and the client state it was saved with.
 
@@ -230,9 +233,7 @@ class Calls:
             wait=self.wait_for_checkpoint,
         )
         if found is not None:
-            # What the script did of the global batch that is given up counts no more.
-            self._components.report.forget_losses()
-            self._components.script.forget()
+            self._components.forget_batch()
         if found is None and missing_ok is None and self.global_rank == 0:
             print(f"dsrun: load_checkpoint: {what_lacks(load_dir)}; nothing was loaded", flush=True)
         return found, client_state

@@ -208,6 +208,7 @@ class Checkpoints:
             self._tell_doubt(found.target.parent, found.target.name)
         run.settle()
         # A forward without a backward may still hold parameters, and gradients of before would be added to those after.
+        self._hooks.find_failed()
         self._hooks.before_step()
         self._guard.check_memory()
         run.access.writes.take_over()

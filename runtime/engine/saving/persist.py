@@ -191,7 +191,7 @@ def _tell(records: RecordWriter, target: Place, step: int, nbytes: int, seconds:
     """Records and prints on rank 0 that a checkpoint is there, in whatever thread has seen it."""
     fields = {"path": absolute(target), "tag": target.name, "step": step}
     is_recorded = records.write(CHECKPOINT_EVENT, {**fields, "seconds": round(seconds, 6), "bytes": nbytes})
-    doubt = "" if is_recorded else "; a restart of the job will not find it, for it is not recorded"
+    doubt = "" if is_recorded else "; not recorded: a restart goes on from the checkpoint that was recorded before"
     # In one piece: the script may print meanwhile, in its own thread.
     print(f"saved {target} ({format_bytes(nbytes)}, {seconds:.1f} s){doubt}\n", end="", flush=True)
 

@@ -100,6 +100,10 @@ class Backwards:
         self._report.add_labels(named_input("labels", args, kwargs))
         self._memory_watch.begin_forward(self._progress.counters.global_steps + 1, self._memory.kinds)
 
+    def forget_forwards(self) -> None:
+        """Forgets forwards whose backward will not come, as their global batch is given up."""
+        self._forwards = 0
+
     def begin(self, *, is_part: bool = False) -> None:
         """Prepares a backward that counts, whoever runs it.
 

@@ -82,6 +82,12 @@ class StepProfile:
         assert self._profile is not None
         return self._profile.counting()
 
+    def forget(self) -> None:
+        """Begins the table again, as the global batch that it counted is given up."""
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            profile.detach()
+
     def end_step(self, step: int, *, samples: int) -> None:
         """Prints the table at the end of the step that was profiled.
 

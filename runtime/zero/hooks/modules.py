@@ -211,8 +211,8 @@ class UnitHooks:
         """
         if step != self._steps:
             raise ModelError(
-                "model: the backward goes through a forward from before the last engine.step(), which has changed its "
-                "weights",
+                "model: the backward goes through a forward from before the last engine.step() or load, "
+                "which has changed its weights",
                 hint="call backward before engine.step(); detach() what is kept from step to step",
             )
         self._reach_root(grads)

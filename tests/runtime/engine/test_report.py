@@ -100,15 +100,44 @@ def test_a_batch_that_a_load_gives_up_does_not_count(tmp_path: Path, steps: Step
     engine.save_checkpoint(tmp_path / "saved")
     engine.backward(engine(tokens).sum() * 0 + 100.0)
     engine.step()
-    engine.log({"given up": 1.0})
     engine(tokens)  # without a backward
     engine.load_checkpoint(tmp_path / "saved")
-    for _ in range(2):
+    for _ in range(4):
         engine.backward(engine(tokens).sum() * 0 + 1.0)
         engine.step()
-    [record] = steps(engine)
-    assert (record["step"], record["loss"], record["tokens"]) == (1, 1.0, 4 * CONTEXT)
+    first, second = steps(engine)
+    assert (first["step"], first["loss"], first["tokens"]) == (1, 1.0, 4 * CONTEXT)
+    assert operations_of(first) == pytest.approx(operations_of(second), rel=0.02)
+    assert not engine._mesh.where.oddity
+
+
+def operations_of(record: dict[str, Any]) -> float:
+    return record["model_tflops"] * record["seconds"]
+
+
+def test_samples_that_the_script_counts_are_those_since_a_load(tmp_path: Path) -> None:
+    engine = make_engine(config(1, micro=2, accumulation=2, managed_gradient_accumulation=False))
+    tokens = torch.zeros(2, CONTEXT, dtype=torch.int64)
+    engine.save_checkpoint(tmp_path / "saved")
+    for micros in (3, 2):
+        for _ in range(micros):
+            engine.backward(engine(tokens).mean())
+        if micros == 3:
+            engine.load_checkpoint(tmp_path / "saved")
+    engine.step()
     assert engine.global_samples == 4
+
+
+def test_a_loss_that_was_scaled_before_a_load_does_not_count(tmp_path: Path, steps: Steps) -> None:
+    engine = make_engine(config(1, micro=2))
+    tokens = torch.zeros(2, CONTEXT, dtype=torch.int64)
+    engine.save_checkpoint(tmp_path / "saved")
+    engine.scale(engine(tokens).sum() * 0 + 50.0)
+    engine.load_checkpoint(tmp_path / "saved")
+    engine.scale(engine(tokens).sum() * 0 + 1.0).backward()
+    engine.step()
+    [record] = steps(engine)
+    assert record["loss"] == 1.0
 
 
 class Scored(nn.Module):

@@ -249,6 +249,46 @@ def test_gradients_of_a_backward_without_a_forward_are_not_added_after_a_load(tm
     assert take(engine, 3) == expected
 
 
+class Raising(torch.autograd.Function):
+    """A step of a backward that raises."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        raise RuntimeError("does not fit")
+
+
+@pytest.mark.parametrize(
+    ("stage", "more"),
+    [
+        (2, {}),
+        (3, {}),
+        (1, {"gradient_reduction": "update"}),
+        (3, {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}),
+    ],
+)
+def test_a_backward_of_the_scripts_own_that_raised_leaves_nothing_to_a_load(
+    tmp_path: Path, stage: int, more: dict[str, Any]
+) -> None:
+    engine = make(stage, samples=6, accumulation=2, **more)
+    take(engine, 1)
+    engine.save_checkpoint(tmp_path)
+    expected = take(engine, 3)  # the rate of the first two is nothing
+    inputs, targets = next(iter(engine.training_dataloader))
+    engine.backward(loss_of(engine(inputs), targets))
+    engine.step()
+    hook = engine.module.blocks[0].register_forward_hook(lambda module, args, output: Raising.apply(output))
+    loss = loss_of(engine(inputs), targets)
+    hook.remove()
+    with pytest.raises(RuntimeError, match="does not fit"):
+        loss.backward()
+    engine.load_checkpoint(tmp_path)
+    assert take(engine, 3) == expected
+
+
 def test_parts_of_a_checkpoint_can_be_left_out(tmp_path: Path) -> None:
     engine = make(2)
     take(engine, 2)
@@ -479,7 +519,7 @@ def test_a_save_whose_record_finds_no_room_is_whole_and_says_what_that_means(
     told = capsys.readouterr().out
     assert f"dsrun: records: {records}: No space left on device; `checkpoint` is not recorded\n" in told
     (line,) = [line for line in told.splitlines() if line.startswith("saved ")]
-    assert line.endswith("; a restart of the job will not find it, for it is not recorded")
+    assert line.endswith("; not recorded: a restart goes on from the checkpoint that was recorded before")
     assert make_engine(config(1, micro=2), seed=8).load_checkpoint(tmp_path / "here")[0] == str(tmp_path / "here" / "a")
 
 
