@@ -31,7 +31,7 @@ from .follow import START_EVENT, RecordFollower, is_date
 
 #: Stands for what is not known.
 NAN = math.nan
-_REQUIRED = ("step", "time", "seconds", "samples", "lr", "applied")
+_REQUIRED = ("step", "seconds", "samples", "lr", "applied")
 #: Fields of a step that hold one number, and those that hold one by name.
 _BY_NAME = ("memory", "phases", "traffic")
 _NUMBERS = frozenset(each.name for each in fields(StepRecord)) - {*_BY_NAME, "lrs", "non_finite"}
