@@ -396,8 +396,9 @@ class Engine(Getters, ConfigGetters, AxisGetters, Calls, BatchCalls, MonitorAcce
         if self._progress.backwards:
             # Their losses and tokens count no more; a forward that only waits for its backward has no gradients yet.
             self._components.forget_batch()
+        else:
+            self._components.script.forget()
         self._progress.backwards = 0
-        self._components.script.forget()
         reducer.drop_strays()
         reducer.zero()
 

@@ -28,6 +28,7 @@ _ENCODER = json.JSONEncoder(allow_nan=False)
 _MOST_WAITING = 16384
 #: Records that come so soon after one that waits are written with it.
 _GATHER_S = 0.25
+#: What is told where the file takes no records that are written behind the step.
 _STEPS_LOST = "steps are not recorded"
 #: A process that ends waits so long for the disk to take what is left.
 _END_PATIENCE_S = 5.0
